@@ -1,0 +1,241 @@
+"""Budgets: from what a caller asks for to the slots of every layer.
+
+The rules (``n`` slots in use, ``a`` tokens to append; letters as in :class:`EvictionParameters`):
+
+- A row holds at most ``B`` slots per layer and KV head. Before ``a`` tokens are appended with ``n + a > B``,
+  ``max(m, n + a - B)`` slots are dropped.
+- A budget is valid if ``m >= L`` and ``B >= s + max(r, L) + max(m, c)``.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from enum import Enum
+
+from scissorhands.errors import BudgetTooSmallError, InvalidRequestError
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """The sizes of a model that decide how large its cache is.
+
+    Args:
+        layers: Attention layers.
+        kv_heads: Key-value heads per layer.
+        head_dim: Elements of one key or value.
+        element_bytes: Bytes of one element.
+    """
+
+    layers: int
+    kv_heads: int
+    head_dim: int
+    element_bytes: int
+
+    @property
+    def slot_bytes(self) -> int:
+        """Bytes of one key and one value, without evidence."""
+        return 2 * self.head_dim * self.element_bytes
+
+    def full_bytes(self, tokens: int, element_bytes: int | None = None) -> int:
+        """Bytes of a cache of all ``tokens``, without evidence, with ``element_bytes`` (default: the model's own)."""
+        return self.layers * self.kv_heads * tokens * 2 * self.head_dim * (element_bytes or self.element_bytes)
+
+
+class BudgetUnit(Enum):
+    """The unit in which a budget is asked for."""
+
+    TOKENS = "tokens"
+    BYTES = "bytes"
+    FRACTION = "fraction"
+
+
+@dataclass(frozen=True)
+class BudgetRequest:
+    """What a caller asks for.
+
+    Args:
+        unit: The unit of ``amount``.
+        amount: Slots per layer and head, bytes of the whole sequence, or a share of its length in (0, 1].
+
+    Raises:
+        InvalidRequestError: The amount is not a finite number in its range.
+    """
+
+    unit: BudgetUnit
+    amount: float
+
+    def __post_init__(self) -> None:
+        field = f"budget.{self.unit.value}"
+        if not math.isfinite(self.amount):
+            raise InvalidRequestError(field, f"must be a finite number, got {self.amount}")
+        if self.unit is BudgetUnit.FRACTION:
+            if not 0 < self.amount <= 1:
+                raise InvalidRequestError(field, f"must be above 0 and at most 1, got {self.amount:g}")
+        elif self.amount < 1 or self.amount != int(self.amount):
+            raise InvalidRequestError(field, f"must be a whole number of at least 1, got {self.amount:g}")
+
+    @classmethod
+    def tokens(cls, amount: int) -> "BudgetRequest":
+        """Ask for ``amount`` slots per layer and KV head."""
+        return cls(BudgetUnit.TOKENS, amount)
+
+    @classmethod
+    def bytes(cls, amount: int) -> "BudgetRequest":
+        """Ask for ``amount`` bytes, evidence included, over all layers."""
+        return cls(BudgetUnit.BYTES, amount)
+
+    @classmethod
+    def fraction(cls, amount: float) -> "BudgetRequest":
+        """Ask for ``amount`` of prompt plus new tokens, raised to the smallest valid budget."""
+        return cls(BudgetUnit.FRACTION, amount)
+
+
+@dataclass(frozen=True)
+class EvictionParameters:
+    """The numbers that decide when and among what a policy evicts. All in slots, but ``window`` in queries.
+
+    Args:
+        recent: r, newest slots that are exempt.
+        sinks: s, first tokens of the sequence that are exempt.
+        drop: m, slots dropped at once; at least 1.
+        lookahead: L, slots between snapshot and eviction; 0 plans on the spot.
+        chunk: c, tokens of one prefill chunk; at least 1.
+        window: w, queries that importance looks back on; 0 means all.
+    """
+
+    recent: int
+    sinks: int
+    drop: int
+    lookahead: int
+    chunk: int
+    window: int
+
+    @property
+    def smallest_budget(self) -> int:
+        """The smallest B that these numbers allow."""
+        return self.sinks + max(self.recent, self.lookahead) + max(self.drop, self.chunk)
+
+
+@dataclass(frozen=True)
+class Grant:
+    """A resolved budget: every number that decides what is kept. It never changes while its sequence lives.
+
+    Args:
+        policy: Name of the policy.
+        preset: Preset of the policy.
+        layer_slots: B of each layer.
+        parameters: The policy's numbers.
+        bytes: Bytes that the row allocates, evidence included.
+        raised: True when a fraction was raised to the smallest valid budget.
+    """
+
+    policy: str
+    preset: str
+    layer_slots: tuple[int, ...]
+    parameters: EvictionParameters
+    bytes: int
+    raised: bool = False
+
+
+# The numbers of a policy for a base budget of B slots.
+ParametersFor = Callable[[int], EvictionParameters]
+
+
+def apply_overrides(base: ParametersFor, overrides: dict[str, int]) -> ParametersFor:
+    """Return ``base`` with some of its numbers replaced.
+
+    Raises:
+        InvalidRequestError: An override has an unknown name or is out of range.
+    """
+    known = [field.name for field in fields(EvictionParameters)]
+    for name, value in overrides.items():
+        if name not in known:
+            raise InvalidRequestError(f"policy.parameters.{name}", f"unknown; allowed: {', '.join(known)}")
+        if value < (1 if name in ("drop", "chunk") else 0):
+            raise InvalidRequestError(f"policy.parameters.{name}", f"must be at least 1, got {value}")
+
+    def parameters(slots: int) -> EvictionParameters:
+        own = base(slots)
+        return EvictionParameters(**{name: overrides.get(name, getattr(own, name)) for name in known})
+
+    return parameters
+
+
+def smallest_budget(parameters_for: ParametersFor) -> int:
+    """Return the smallest B that is valid with the numbers that belong to it."""
+    slots = 1
+    while parameters_for(slots).smallest_budget > slots:
+        slots = max(slots + 1, min(parameters_for(slots).smallest_budget, slots * 2))
+    while slots > 1 and parameters_for(slots - 1).smallest_budget <= slots - 1:
+        slots -= 1
+    return slots
+
+
+def resolve_slots(
+    request: BudgetRequest, parameters_for: ParametersFor, bytes_per_token: int, total_tokens: int | None
+) -> tuple[int, bool]:
+    """Turn a request into B.
+
+    Args:
+        request: What was asked for.
+        parameters_for: The policy's numbers for a B.
+        bytes_per_token: Bytes of one slot in all layers and heads, evidence included.
+        total_tokens: Prompt plus new tokens; B never exceeds it. None if unknown, then a fraction is refused.
+
+    Returns:
+        B and whether a fraction was raised to the smallest valid budget.
+
+    Raises:
+        BudgetTooSmallError: B is below the smallest valid budget.
+        InvalidRequestError: The policy's numbers contradict each other, or a fraction has nothing to be a share of.
+    """
+    field = f"budget.{request.unit.value}"
+    raised = False
+    smallest = smallest_budget(parameters_for)
+    if request.unit is BudgetUnit.FRACTION:
+        if total_tokens is None:
+            raise InvalidRequestError(field, "needs the length of prompt and answer; ask in tokens or bytes instead")
+        slots = round(request.amount * total_tokens)
+        if slots < smallest:
+            slots, raised = smallest, True
+    elif request.unit is BudgetUnit.BYTES:
+        slots = int(request.amount) // bytes_per_token
+    else:
+        slots = int(request.amount)
+    if total_tokens is not None and slots >= total_tokens:
+        return total_tokens, raised  # Nothing will ever be evicted, so any numbers do.
+    parameters = parameters_for(slots)
+    if parameters.drop < parameters.lookahead:
+        raise InvalidRequestError(
+            "policy.parameters.drop", f"must be at least lookahead ({parameters.lookahead}), got {parameters.drop}"
+        )
+    if slots < parameters.smallest_budget:
+        wanted = smallest * bytes_per_token if request.unit is BudgetUnit.BYTES else smallest
+        raise BudgetTooSmallError(
+            field,
+            f"too small for this policy: the smallest is {wanted} {request.unit.value} ({smallest} slots), "
+            f"got {request.amount:g}",
+            smallest,
+        )
+    return slots, raised
+
+
+def slots_to_drop(lengths: Sequence[int], budgets: Sequence[int], drop: int, incoming: int) -> list[int]:
+    """Return how many slots each layer must drop before ``incoming`` tokens are appended.
+
+    A layer that would overflow drops ``max(m, n + a - B)``. A layer that would overflow before ``m`` more tokens
+    drops ``m`` along with it, so that a row's evictions are at least ``m`` steps apart whatever its layers' budgets.
+
+    Args:
+        lengths: n of each layer.
+        budgets: B of each layer.
+        drop: m.
+        incoming: a.
+
+    Returns:
+        Slots to drop of each layer; all 0 when nothing overflows.
+    """
+    overflow = [n + incoming - b for n, b in zip(lengths, budgets, strict=True)]
+    if max(overflow) <= 0:
+        return [0] * len(overflow)
+    return [max(drop, over) if over > 1 - drop else 0 for over in overflow]

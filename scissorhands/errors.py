@@ -1,0 +1,104 @@
+"""Every error that Scissorhands raises on purpose.
+
+::
+
+    ScissorhandsError
+    ├── InvalidRequestError        the caller's input; names the field
+    │   └── BudgetTooSmallError    also carries the smallest budget
+    ├── NotFoundError              no such model, session or segment
+    ├── ConfigurationError         a setting of ours, at start-up
+    ├── UnsupportedModelError      a model that cannot be served rightly, at start-up
+    ├── CapacityError              a bounded queue is full; try again after a while
+    ├── UnavailableError           something we depend on does not answer
+    │   ├── StoreUnavailableError
+    │   └── ManagerUnavailableError
+    ├── CorruptSegmentError        stored bytes that are not what they should be
+    └── EngineError                a failure inside the engine; ends one request
+"""
+
+
+class ScissorhandsError(Exception):
+    """Root of the tree."""
+
+
+class InvalidRequestError(ScissorhandsError):
+    """A field of a request is missing, malformed or out of range.
+
+    Args:
+        field: Path of the field as the caller wrote it, such as ``sampling.top_p``.
+        message: What is wrong and what is allowed.
+    """
+
+    def __init__(self, field: str, message: str) -> None:
+        super().__init__(f"{field}: {message}")
+        self.field = field
+        self.description = message
+
+
+class BudgetTooSmallError(InvalidRequestError):
+    """A budget below the smallest that its policy allows.
+
+    Args:
+        field: Path of the field.
+        message: What is wrong.
+        smallest: The smallest valid budget, in slots per layer and KV head.
+    """
+
+    def __init__(self, field: str, message: str, smallest: int) -> None:
+        super().__init__(field, message)
+        self.smallest = smallest
+
+
+class NotFoundError(ScissorhandsError):
+    """A named thing does not exist.
+
+    Args:
+        field: Path of the field that names it.
+        message: What was not found and what there is.
+    """
+
+    def __init__(self, field: str, message: str) -> None:
+        super().__init__(f"{field}: {message}")
+        self.field = field
+        self.description = message
+
+
+class ConfigurationError(ScissorhandsError):
+    """A setting is unknown, malformed or out of range."""
+
+
+class UnsupportedModelError(ScissorhandsError):
+    """A model that would not be served rightly, with the reason."""
+
+
+class CapacityError(ScissorhandsError):
+    """A bounded queue is full.
+
+    Args:
+        message: Which queue and its bound.
+        retry_after: When to try again, in seconds.
+    """
+
+    def __init__(self, message: str, retry_after: float) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+class UnavailableError(ScissorhandsError):
+    """Something that we depend on does not answer."""
+
+
+class StoreUnavailableError(UnavailableError):
+    """The store does not answer in time or refuses to write."""
+
+
+class ManagerUnavailableError(UnavailableError):
+    """The cache manager does not answer in time."""
+
+
+class CorruptSegmentError(ScissorhandsError):
+    """Bytes of a segment that fail a check."""
+
+
+class EngineError(ScissorhandsError):
+    """A failure inside the engine while it worked on one request."""

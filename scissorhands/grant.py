@@ -1,0 +1,62 @@
+"""Granting: a policy and a budget become the numbers of one sequence."""
+
+from dataclasses import dataclass, field
+
+from scissorhands.budget import BudgetRequest, Grant, ModelShape, apply_overrides, resolve_slots
+from scissorhands.errors import InvalidRequestError
+from scissorhands.policies import get_policy
+
+# Evidence that every slot carries: its position (int32) and its attention mass (float32).
+COMMON_EVIDENCE_BYTES = 8
+
+
+@dataclass(frozen=True)
+class PolicyRequest:
+    """The policy that a caller asks for.
+
+    Args:
+        name: Name of the policy.
+        preset: Preset; empty means default.
+        parameters: Numbers to override, by the names of :class:`~scissorhands.budget.EvictionParameters`.
+    """
+
+    name: str
+    preset: str = ""
+    parameters: dict[str, int] = field(default_factory=dict)
+
+
+def grant(budget: BudgetRequest, policy: PolicyRequest, shape: ModelShape, total_tokens: int | None = None) -> Grant:
+    """Resolve a budget for one sequence. The manager and the worker both call this, so they agree.
+
+    Args:
+        budget: What was asked for.
+        policy: The policy and its overrides.
+        shape: The model's sizes.
+        total_tokens: Prompt plus new tokens, or None when unknown.
+
+    Raises:
+        InvalidRequestError: Something asked for is unknown, out of range or contradictory.
+    """
+    chosen = get_policy(policy.name, policy.preset)
+    parameters_for = apply_overrides(chosen.parameters, policy.parameters)
+
+    def bytes_per_token(slots: int) -> int:
+        signals = chosen.signals(parameters_for(slots))
+        evidence = COMMON_EVIDENCE_BYTES + sum(signals.values())
+        return shape.layers * shape.kv_heads * (shape.slot_bytes + evidence)
+
+    # Signals take the same bytes for every budget: only the window sizes them, and no window depends on B.
+    per_token = bytes_per_token(1)
+    slots, raised = resolve_slots(budget, parameters_for, per_token, total_tokens)
+    if chosen.name == "full" and total_tokens is not None and slots < total_tokens:
+        raise InvalidRequestError(
+            "budget", f"policy full keeps every token and needs {total_tokens} slots, got {slots}"
+        )
+    return Grant(
+        policy=chosen.name,
+        preset=chosen.preset,
+        layer_slots=(slots,) * shape.layers,
+        parameters=parameters_for(slots),
+        bytes=slots * per_token,
+        raised=raised,
+    )

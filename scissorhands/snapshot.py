@@ -1,0 +1,71 @@
+"""Snapshots: all evidence of a row at one step, and the plans that answer them."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+Positions = npt.NDArray[np.integer]
+Signal = npt.NDArray[np.generic]
+Keep = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class LayerEvidence:
+    """What attention has told about the slots of one layer.
+
+    Args:
+        positions: ``[kv_heads, n]``, true position of each slot's token, ascending within a head.
+        signals: By name, ``[kv_heads, n]`` each. ``mass``: attention received, in queries (float32).
+            ``low_count``: queries in the window that gave the slot less than the average (unsigned integer).
+    """
+
+    positions: Positions
+    signals: dict[str, Signal]
+
+    @property
+    def length(self) -> int:
+        """n, slots in use per head."""
+        return int(self.positions.shape[1])
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """The whole state of a row's evidence; never a delta.
+
+    Args:
+        epoch: Evictions applied to the row so far.
+        step: Tokens that the row has seen.
+        ahead: Tokens that will be appended between this snapshot and the eviction.
+        incoming: Tokens that will be appended right after the eviction.
+        layers: Evidence of each layer.
+    """
+
+    epoch: int
+    step: int
+    ahead: int
+    incoming: int
+    layers: tuple[LayerEvidence, ...]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Which slots of a snapshot to keep. Slots newer than the snapshot are kept without being named.
+
+    Args:
+        epoch: Epoch of the snapshot.
+        step: Step of the snapshot.
+        keep: Of each layer, ``[kv_heads, n]``, True for slots to keep; every head of a layer keeps equally many.
+    """
+
+    epoch: int
+    step: int
+    keep: tuple[Keep, ...]
+
+
+def pack(array: npt.NDArray[np.generic]) -> npt.NDArray[np.generic]:
+    """Return the array in the smallest type that a message carries: uint8, uint16, uint32 or float32."""
+    if array.dtype.kind == "f":
+        return array.astype(np.float32, copy=False)
+    largest = int(array.max(initial=0))
+    return array.astype(np.min_scalar_type(largest), copy=False)
