@@ -1,0 +1,92 @@
+# `make demo` and `make test` are the two commands; `make help` lists the rest.
+# Each makes the virtual environment that it needs, once, and again when pyproject.toml or constraints.txt change.
+
+PYTHON ?= python3
+VENV ?= .venv
+# What pytest runs; such as: make test TESTS="tests/unit -k budget"
+TESTS ?=
+
+PY := $(VENV)/bin/python
+PIP_INSTALL := $(PY) -m pip install --disable-pip-version-check --progress-bar off -c constraints.txt
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+# Two installs into one environment at once would break it.
+.NOTPARALLEL:
+.PHONY: help demo test venv venv-all model services proto dashboard \
+        check check-generated check-proto lint check-types check-layers check-docker format clean
+
+help: ## List the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
+
+demo: model ## Install, fetch the model, start everything on this machine, answer one prompt under a budget, stop
+	$(PY) examples/demo.py
+
+test: services venv model ## Install what the tests need and run all of them
+	$(PY) -m pytest $(TESTS)
+
+# --- Environment ------------------------------------------------------------------------------------------------------
+
+venv: $(VENV)/.dev.stamp ## Virtual environment with everything, development tools included
+venv-all: $(VENV)/.all.stamp ## Virtual environment with everything that runs, without the development tools
+
+model: venv-all ## Fetch and convert the model of the demo and the tests, once
+	$(PY) scripts/fetch_model.py
+
+services: ## Install the Debian packages that the tests start themselves, if their binaries are missing
+	scripts/install_test_services.sh
+
+$(PY):
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	    { echo "error: $(PYTHON) is older than 3.11; name a newer one: make PYTHON=python3.12 ..." >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); exit 1; }
+
+$(VENV)/.all.stamp: pyproject.toml constraints.txt | $(PY)
+	$(PIP_INSTALL) -e '.[all]'
+	@touch $@
+
+$(VENV)/.dev.stamp: pyproject.toml constraints.txt | $(PY)
+	$(PIP_INSTALL) -e '.[dev]'
+	@touch $(VENV)/.all.stamp $@
+
+# --- Generated files --------------------------------------------------------------------------------------------------
+# Scripts that call `python` find the one of the virtual environment first.
+
+proto: venv ## Regenerate scissorhands/v1 from proto/
+	PATH="$(abspath $(VENV)/bin):$$PATH" scripts/generate_proto.sh
+
+dashboard: venv ## Regenerate the Grafana dashboard
+	$(PY) scripts/generate_dashboard.py
+
+# --- Checks -----------------------------------------------------------------------------------------------------------
+
+check: check-generated check-proto lint check-types check-layers check-docker ## All checks that run no test
+
+check-generated: venv ## Generated code and dashboard are current
+	PATH="$(abspath $(VENV)/bin):$$PATH" scripts/generate_proto.sh --check
+	$(PY) scripts/generate_dashboard.py --check
+
+check-proto: venv ## The contract's style
+	$(VENV)/bin/buf lint proto
+
+lint: venv ## Style and formatting of the code
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+
+check-types: venv ## Types
+	$(VENV)/bin/mypy
+
+check-layers: venv ## Which package may import which
+	$(VENV)/bin/lint-imports
+
+check-docker: venv ## Dockerfiles and compose file
+	$(VENV)/bin/hadolint docker/*.Dockerfile
+	$(VENV)/bin/check-jsonschema --builtin-schema vendor.compose-spec docker/compose.yaml
+
+format: venv ## Format the code and fix what can be fixed by itself
+	$(VENV)/bin/ruff check --fix .
+	$(VENV)/bin/ruff format .
+
+clean: ## Remove the virtual environment, caches and build outputs; the model stays
+	rm -rf $(VENV) dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	find . -name __pycache__ -type d -not -path './.git/*' -prune -exec rm -rf {} +
