@@ -1,0 +1,1 @@
+"""The servers of Scissorhands: the worker, the cache manager and what they share."""
