@@ -51,7 +51,8 @@ class Scissorhands(Policy):
             return -ring
         observed = step - np.maximum(evidence.positions.astype(np.int64), window_start(step, parameters.window))
         low: Scores = evidence.signals["low_count"].astype(np.float64)
-        return -low / observed
+        scores: Scores = -low / observed
+        return scores
 
 
 def window_start(step: int, window: int) -> int:

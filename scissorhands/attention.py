@@ -1,0 +1,158 @@
+"""The attention function: appends new keys and values, attends over the resident slots, and gathers evidence.
+
+Registered with transformers as the attention implementation ``scissorhands``. ``generate`` and several models pass
+nothing to ``Cache.update`` that would tell what the attention function needs, so ``update`` tags the new keys with
+their view and layer, and the appending happens here.
+"""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+from transformers import AttentionInterface, AttentionMaskInterface
+
+from scissorhands.errors import UnsupportedModelError
+from scissorhands.pool import LayerPool, Span
+
+NAME = "scissorhands"
+_TAG = "_scissorhands_tag"
+
+# Arguments that transformers passes along and that do not change what attention computes here.
+_HARMLESS = frozenset(
+    {
+        "cache_position", "position_ids", "position_embeddings", "output_attentions", "output_hidden_states",
+        "use_cache", "is_causal", "layer_idx", "num_items_in_batch", "return_dict", "cu_seq_lens_q", "cu_seq_lens_k",
+        "max_length_q", "max_length_k", "logits_to_keep", "kwargs", "token_type_ids",
+    }
+)  # fmt: skip
+
+
+class View(Protocol):
+    """What a forward pass sees of the cache."""
+
+    def attend(
+        self,
+        layer: int,
+        query: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        mask: torch.Tensor | None,
+        scaling: float,
+    ) -> torch.Tensor:
+        """Append and attend in one layer; shapes as transformers passes them; ``[batch, heads, a, head_dim]`` out."""
+
+
+def tag(keys: torch.Tensor, view: View, layer: int) -> torch.Tensor:
+    """Return a new handle on ``keys`` that carries its view and layer to the attention function."""
+    tagged = keys.view(keys.shape) if keys.is_contiguous() else keys.clone()
+    setattr(tagged, _TAG, (view, layer))
+    return tagged
+
+
+def attend(
+    pool: LayerPool,
+    span: Span,
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    *,
+    scaling: float,
+    observe: bool,
+) -> torch.Tensor:
+    """Append ``a`` tokens to each row of a span, attend over the slots in use, and gather evidence.
+
+    Args:
+        pool: The layer's slots.
+        span: The rows and where their new tokens go.
+        query: ``[R, query_heads, a, head_dim]``; the heads of a group are adjacent.
+        keys: ``[R, kv_heads, a, head_dim]``.
+        values: ``[R, kv_heads, a, head_dim]``.
+        scaling: Factor on the scores.
+        observe: Whether the evidence should count these queries.
+
+    Returns:
+        ``[R, query_heads, a, head_dim]``.
+    """
+    pool.append(span, keys, values)
+    rows, query_heads, incoming, head_dim = query.shape
+    kv_heads = keys.shape[1]
+    group = query_heads // kv_heads
+    resident_keys = pool.keys[span.rows, :, : span.extent]
+    resident_values = pool.values[span.rows, :, : span.extent]
+    # The heads of a group share their keys, so they are folded into the queries instead of repeating the keys.
+    folded = query.reshape(rows, kv_heads, group * incoming, head_dim)
+    scores = torch.matmul(folded, resident_keys.transpose(-1, -2)).float() * scaling
+    scores = scores.view(rows, kv_heads, group, incoming, span.extent)
+    if span.visible is not None:
+        scores.masked_fill_(~span.visible.unsqueeze(1), float("-inf"))
+    probabilities = torch.softmax(scores, dim=-1)
+    if observe:
+        pool.observe(span, probabilities.mean(dim=2))
+    weights = probabilities.view(rows, kv_heads, group * incoming, span.extent).to(resident_values.dtype)
+    return torch.matmul(weights, resident_values).view(rows, query_heads, incoming, head_dim)
+
+
+def attention_forward(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    **kwargs: object,
+) -> tuple[torch.Tensor, None]:
+    """Attention as transformers calls it; see ``transformers.AttentionInterface``.
+
+    Raises:
+        UnsupportedModelError: The keys do not come from our cache, or the model asks for something we do not compute.
+    """
+    tagged = getattr(key, _TAG, None)
+    if tagged is None:
+        raise UnsupportedModelError(
+            "attention implementation 'scissorhands' was called without a scissorhands cache: pass one to generate(), "
+            "or choose another implementation with model.set_attn_implementation()"
+        )
+    unknown = sorted(name for name, given in kwargs.items() if given is not None and name not in _HARMLESS)
+    if unknown or dropout:
+        asked = ", ".join([*unknown, *(["dropout"] if dropout else [])])
+        raise UnsupportedModelError(f"{type(module).__name__} asks attention for what is not supported: {asked}")
+    view, layer = tagged
+    factor = query.shape[-1] ** -0.5 if scaling is None else scaling
+    output: torch.Tensor = view.attend(layer, query, key, value, attention_mask, factor)
+    return output.transpose(1, 2).contiguous(), None
+
+
+def padding_mask(
+    batch_size: int, q_length: int, kv_length: int, *, attention_mask: torch.Tensor | None = None, **kwargs: object
+) -> torch.Tensor | None:
+    """Return the 2-D padding mask as it came; causality is ours to keep (``transformers.AttentionMaskInterface``)."""
+    del batch_size, q_length, kv_length, kwargs
+    return attention_mask
+
+
+def register() -> None:
+    """Make the attention implementation known to transformers; repeating it changes nothing."""
+    AttentionInterface.register(NAME, attention_forward)
+    AttentionMaskInterface.register(NAME, padding_mask)
+
+
+def adjacent_runs(places: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Split a batch into runs of adjacent rows of one pool.
+
+    Args:
+        places: Of each batch entry, an id of its pool and its row in the pool.
+
+    Returns:
+        Of each run, its first batch entry and the one after its last.
+    """
+    runs = []
+    start = 0
+    for end in range(1, len(places) + 1):
+        if end == len(places) or places[end] != (places[end - 1][0], places[end - 1][1] + 1):
+            runs.append((start, end))
+            start = end
+    return runs
+
+
+register()

@@ -1,0 +1,184 @@
+"""The cache for use inside a transformers program, without any service.
+
+::
+
+    cache = BudgetedCache(model, BudgetRequest.tokens(256))
+    model.generate(**inputs, cache=cache, max_new_tokens=64)
+
+A prompt may come in one forward pass: each layer reads it chunk by chunk and evicts in between, so that the cache never
+holds more than its budget. Each row of a left-padded batch follows the chunk grid of its own tokens, so that it keeps
+what it would keep alone.
+"""
+
+import torch
+from transformers import PreTrainedModel
+
+from scissorhands.attention import attend
+from scissorhands.budget import BudgetRequest, Grant
+from scissorhands.cache import ResidentCache
+from scissorhands.errors import InvalidRequestError
+from scissorhands.grant import PolicyRequest, grant
+from scissorhands.policies import get_policy
+from scissorhands.pool import Slots, Span
+from scissorhands.probe import model_shape, probe
+from scissorhands.row import Row
+from scissorhands.snapshot import Snapshot
+from scissorhands.view import StepView
+
+DEFAULT_POLICY = PolicyRequest("scissorhands")
+
+
+class BudgetedCache(StepView):
+    """A transformers cache with a hard budget, for one batch.
+
+    The model is switched to our attention implementation; switch it back with ``model.set_attn_implementation()``.
+
+    Args:
+        model: A causal language model.
+        budget: What each row of the batch may hold.
+        policy: The policy, by default the ``scissorhands`` policy with its default numbers.
+        total_tokens: Prompt plus new tokens; needed for a budget given as a fraction.
+
+    Raises:
+        InvalidRequestError: The budget or the policy is not valid.
+        UnsupportedModelError: The model would not be served rightly.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        budget: BudgetRequest,
+        policy: PolicyRequest = DEFAULT_POLICY,
+        total_tokens: int | None = None,
+    ) -> None:
+        super().__init__([])
+        probe(model)
+        shape = model_shape(model)
+        self.grant: Grant = grant(budget, policy, shape, total_tokens)
+        self.evicted_slots = 0
+        self.mass_dropped = 0.0
+        self._policy = get_policy(self.grant.policy, self.grant.preset)
+        self._resident = ResidentCache(shape, model.dtype, model.device)
+        self._seen = 0
+
+    def attend(
+        self,
+        layer: int,
+        query: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        mask: torch.Tensor | None,
+        scaling: float,
+    ) -> torch.Tensor:
+        """Make room, append and attend in one layer."""
+        batch, _, incoming, _ = query.shape
+        if layer == 0:
+            self._begin(batch)
+        lengths = _real_tokens(mask, batch, incoming)
+        if incoming == 1 and min(lengths) == 1:
+            if layer == 0:
+                self._make_room_for_one()
+            output = super().attend(layer, query, keys, values, mask, scaling)
+        else:
+            output = torch.zeros_like(query)
+            for index, (row, length) in enumerate(zip(self.rows, lengths, strict=True)):
+                new = (slice(index, index + 1), slice(None), slice(incoming - length, incoming))
+                output[new] = self._read(row, layer, query[new], keys[new], values[new], scaling)
+        if layer == len(self) - 1:
+            self._end(incoming, lengths)
+        return output
+
+    def allocated_bytes(self) -> int:
+        """Return the bytes of all tensors, measured on their storages."""
+        return self._resident.allocated_bytes()
+
+    def mass_dropped_share(self) -> float:
+        """Return the share of all attention that lay on evicted slots up to their eviction."""
+        heads = self._resident.shape.layers * self._resident.shape.kv_heads
+        queries = sum(row.step for row in self.rows)
+        return self.mass_dropped / (queries * heads) if queries else 0.0
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Return the tokens seen, padding included."""
+        del layer_idx
+        return self._seen
+
+    def reset(self) -> None:
+        """Forget everything and free the rows."""
+        for row in self.rows:
+            self._resident.remove_row(row)
+        self.rows = []
+        self.evicted_slots, self.mass_dropped, self._seen = 0, 0.0, 0
+
+    def _begin(self, batch: int) -> None:
+        if not self.rows:
+            self.rows = [self._resident.add_row(self.grant) for _ in range(batch)]
+        if batch != len(self.rows):
+            raise InvalidRequestError("batch", f"the cache was made for {len(self.rows)} rows, got {batch}")
+        self._spans.clear()
+
+    def _end(self, incoming: int, lengths: list[int]) -> None:
+        for row, length in zip(self.rows, lengths, strict=True):
+            if incoming == 1 and length == 1:
+                row.advance(1)
+            else:
+                row.step += length
+                row.observed_layers = 0
+        self._seen += incoming
+
+    def _make_room_for_one(self) -> None:
+        for row in self.rows:
+            eviction = self._resident.prepare_decode(row)
+            for taken in eviction.layers if eviction else ():
+                self._count(taken)
+
+    def _read(
+        self, row: Row, layer: int, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scaling: float
+    ) -> torch.Tensor:
+        """Let one layer read a prompt, or a part of one, chunk by chunk."""
+        row.pending = None  # A snapshot that decoding took counted on single tokens.
+        outputs = []
+        done, total = 0, query.shape[2]
+        while done < total:
+            step = row.step + done
+            grid = row.grant.parameters.chunk
+            chunk = min(grid - step % grid, total - done)
+            if row.lengths[layer] + chunk > row.grant.layer_slots[layer]:
+                self._evict_layer(row, layer, step, chunk)
+            span = Span(slice(row.index, row.index + 1), (row.lengths[layer],), (step,), chunk, query.device)
+            part = (slice(None), slice(None), slice(done, done + chunk))
+            pool = row.pool.layers[layer]
+            outputs.append(attend(pool, span, query[part], keys[part], values[part], scaling=scaling, observe=True))
+            row.lengths[layer] += chunk
+            done += chunk
+        return torch.cat(outputs, dim=2) if outputs else query
+
+    def _evict_layer(self, row: Row, layer: int, step: int, incoming: int) -> None:
+        # Layers are decided apart, so one layer's plan is the same here as within a whole row's.
+        evidence = row.pool.layers[layer].evidence(row.index, row.lengths[layer])
+        snapshot = Snapshot(epoch=row.epoch, step=step, ahead=0, incoming=incoming, layers=(evidence,))
+        decided = self._policy.plan(row.grant.parameters, (row.grant.layer_slots[layer],), snapshot)
+        self._count(self._resident.drop(row, layer, decided.keep[0]))
+        if layer == len(self) - 1:
+            row.epoch += 1
+
+    def _count(self, taken: Slots) -> None:
+        self.evicted_slots += taken.positions.numel()
+        self.mass_dropped += float(taken.mass.sum())
+
+
+def _real_tokens(mask: torch.Tensor | None, batch: int, incoming: int) -> list[int]:
+    """Return how many of each row's new tokens are not padding.
+
+    Raises:
+        InvalidRequestError: The mask is not two-dimensional, or padding follows a token.
+    """
+    if mask is None:
+        return [incoming] * batch
+    if mask.dim() != 2:  # noqa: PLR2004 - batch and tokens
+        raise InvalidRequestError("attention_mask", f"must be [batch, tokens], got {mask.dim()} dimensions")
+    new = mask[:, -incoming:].bool()
+    if bool((new[:, 1:] < new[:, :-1]).any()):
+        raise InvalidRequestError("attention_mask", "padding must be on the left: set tokenizer.padding_side='left'")
+    counts: list[int] = new.sum(dim=1).tolist()
+    return counts

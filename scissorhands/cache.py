@@ -1,0 +1,169 @@
+"""The resident cache: rows at a fixed budget, and when they evict.
+
+A row's snapshot is taken when ``L`` more tokens fit, and its plan takes effect exactly when the row is full, never
+earlier, even if it came early. If no plan has come by then, the cache computes the same plan from the same snapshot.
+So who planned, and how fast, cannot change what is kept.
+"""
+
+import time
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from scissorhands.budget import Grant, ModelShape, slots_to_drop
+from scissorhands.plan import plan
+from scissorhands.pool import Pool, Slots
+from scissorhands.row import Eviction, Pending, PendingPlan, Phase, Planner, PlanSource, Row
+from scissorhands.snapshot import Keep, Plan, Snapshot
+
+PoolKey = tuple[tuple[int, ...], str, str, int]
+
+
+class ResidentCache:
+    """Rows of one model, each at its own budget. Not safe for use by several threads.
+
+    Args:
+        shape: The model's sizes.
+        dtype: Number type of keys and values.
+        device: Where the tensors live.
+        planner: Who is asked for plans; None computes all on the spot.
+    """
+
+    def __init__(
+        self, shape: ModelShape, dtype: torch.dtype, device: torch.device, planner: Planner | None = None
+    ) -> None:
+        self.shape = shape
+        self.dtype = dtype
+        self.device = device
+        self.rows: list[Row] = []
+        self._planner = planner
+        self._pools: dict[PoolKey, Pool] = {}
+
+    def add_row(self, grant: Grant) -> Row:
+        """Allocate a row of exactly the granted slots."""
+        key = _pool_key(grant)
+        pool = self._pools.get(key) or Pool(grant, self.shape, self.dtype, self.device)
+        self._pools[key] = pool
+        row = Row(grant=grant, pool=pool, index=pool.add_row())
+        self.rows.append(row)
+        return row
+
+    def remove_row(self, row: Row) -> None:
+        """Free a row's memory."""
+        self.rows.remove(row)
+        pool = row.pool
+        pool.remove_row(row.index)
+        for other in self.rows:
+            if other.pool is pool and other.index == pool.rows:
+                other.index = row.index
+        if pool.rows == 0:
+            del self._pools[_pool_key(row.grant)]
+
+    def allocated_bytes(self) -> int:
+        """Return the bytes of all tensors, measured on their storages."""
+        return sum(pool.allocated_bytes() for pool in self._pools.values())
+
+    def prepare_prefill(self, row: Row, incoming: int, deadline: float = 0.0) -> Eviction | None:
+        """Make room for a chunk of a prompt.
+
+        Args:
+            row: The row.
+            incoming: Tokens of the chunk.
+            deadline: How long to wait for a plan before computing it here, in seconds.
+
+        Returns:
+            What was evicted, or None if the chunk fits.
+        """
+        row.pending = None  # A snapshot that decoding took counted on single tokens.
+        if row.slack >= incoming:
+            return None
+        snapshot = self.snapshot(row, ahead=0, incoming=incoming)
+        pending = Pending(snapshot, self._submit(row, snapshot))
+        return self._evict(row, pending, Phase.PREFILL, deadline)
+
+    def prepare_decode(self, row: Row) -> Eviction | None:
+        """Make room for one decoded token; never waits.
+
+        Returns:
+            What was evicted, or None if the token fits.
+        """
+        eviction = None
+        if row.slack < 1:
+            pending = row.pending or Pending(self.snapshot(row, ahead=0, incoming=1), None)
+            eviction = self._evict(row, pending, Phase.DECODE, 0.0)
+        if row.pending is None and 0 < row.slack <= row.grant.parameters.lookahead:
+            snapshot = self.snapshot(row, ahead=row.slack, incoming=1)
+            row.pending = Pending(snapshot, self._submit(row, snapshot))
+        return eviction
+
+    def snapshot(self, row: Row, ahead: int, incoming: int, layers: Sequence[int] | None = None) -> Snapshot:
+        """Copy a row's evidence to the host.
+
+        Args:
+            row: The row.
+            ahead: Tokens that will be appended before the eviction.
+            incoming: Tokens that will be appended right after it.
+            layers: The layers to look at; None means all.
+        """
+        chosen = range(self.shape.layers) if layers is None else layers
+        evidence = tuple(row.pool.layers[layer].evidence(row.index, row.lengths[layer]) for layer in chosen)
+        return Snapshot(epoch=row.epoch, step=row.step, ahead=ahead, incoming=incoming, layers=evidence)
+
+    def drop(self, row: Row, layer: int, keep: Keep) -> Slots:
+        """Evict from one layer of a row, in place.
+
+        Args:
+            row: The row.
+            layer: Index of the layer.
+            keep: ``[kv_heads, n]`` over the slots of the snapshot, equally many True in each head; newer slots stay.
+
+        Returns:
+            The evicted slots.
+        """
+        heads, decided = keep.shape
+        length = row.lengths[layer]
+        newer = np.tile(np.arange(decided, length), (heads, 1))
+        kept = np.concatenate([np.nonzero(keep)[1].reshape(heads, -1), newer], axis=1)
+        dropped = np.nonzero(~keep)[1].reshape(heads, -1)
+        pool = row.pool.layers[layer]
+        taken = pool.take(row.index, torch.from_numpy(dropped).to(self.device))
+        if dropped.size:
+            pool.compact(row.index, torch.from_numpy(kept).to(self.device))
+            row.lengths[layer] = kept.shape[1]
+        return taken
+
+    def _submit(self, row: Row, snapshot: Snapshot) -> PendingPlan | None:
+        return self._planner.submit(row, snapshot) if self._planner else None
+
+    def _evict(self, row: Row, pending: Pending, phase: Phase, deadline: float) -> Eviction:
+        snapshot = pending.snapshot
+        began = time.monotonic()
+        decided = pending.plan.take(deadline) if pending.plan else None
+        waited = time.monotonic() - began
+        source = PlanSource.MANAGER
+        if decided is None or not _fits(decided, row, snapshot):
+            decided = plan(row.grant, snapshot)
+            source = PlanSource.LOCAL
+        step = row.step
+        taken = tuple(self.drop(row, layer, keep) for layer, keep in enumerate(decided.keep))
+        row.pending = None
+        row.epoch += 1
+        return Eviction(row, phase, source, row.epoch - 1, step, taken, waited)
+
+
+def _fits(decided: Plan, row: Row, snapshot: Snapshot) -> bool:
+    """Whether a plan from elsewhere answers this snapshot and drops what it must; a wrong one is not applied."""
+    if (decided.epoch, decided.step) != (row.epoch, snapshot.step):
+        return False
+    lengths = [layer.length + snapshot.ahead for layer in snapshot.layers]
+    drops = slots_to_drop(lengths, row.grant.layer_slots, row.grant.parameters.drop, snapshot.incoming)
+    return all(
+        keep.shape == layer.positions.shape and bool(np.all((~keep).sum(axis=1) == drop))
+        for keep, layer, drop in zip(decided.keep, snapshot.layers, drops, strict=True)
+    )
+
+
+def _pool_key(grant: Grant) -> PoolKey:
+    """Rows share a pool if their budgets and their evidence have equal shapes."""
+    return grant.layer_slots, grant.policy, grant.preset, grant.parameters.window

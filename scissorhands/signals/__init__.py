@@ -1,0 +1,23 @@
+"""Signals, one a file. They are torch: they turn attention into evidence, and policies decide by it."""
+
+from scissorhands.budget import Grant
+from scissorhands.policies import get_policy
+from scissorhands.signals.base import Observation, Signal
+from scissorhands.signals.low_count import LowCount
+from scissorhands.signals.low_count_ring import LowCountRing
+from scissorhands.signals.mass import Mass
+
+WINDOWED: dict[str, type[LowCount] | type[LowCountRing]] = {
+    LowCount.name: LowCount,
+    LowCountRing.name: LowCountRing,
+}
+
+
+def signals_for(grant: Grant) -> tuple[Signal, ...]:
+    """Return the signals that a grant's policy needs; mass always comes first."""
+    policy = get_policy(grant.policy, grant.preset)
+    names = policy.signals(grant.parameters)
+    return (Mass(), *(WINDOWED[name](grant.parameters.window) for name in names))
+
+
+__all__ = ["Observation", "Signal", "signals_for"]

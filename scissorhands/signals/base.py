@@ -1,0 +1,58 @@
+"""The base of all signals: what attention tells about a slot, gathered on the device."""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+
+@dataclass(frozen=True)
+class Observation:
+    """What ``a`` new queries of ``R`` rows saw in one layer.
+
+    Args:
+        probabilities: ``[R, kv_heads, a, n]`` float32, attention averaged over the query heads of each group; 0 where
+            a query does not see a slot.
+        visible: ``[R, 1, a, n]`` bool, which slots each query sees; None when every query sees all.
+        lengths: Of each row, slots in use that its first new query saw, itself included.
+        steps: Of each row, position of its first new query.
+    """
+
+    probabilities: torch.Tensor
+    visible: torch.Tensor | None
+    lengths: tuple[int, ...]
+    steps: tuple[int, ...]
+
+    def below(self, averages: torch.Tensor) -> torch.Tensor:
+        """Return ``[R, kv_heads, a, n]`` bool: visible slots that got less than ``averages`` ``[R or 1, 1, a, 1]``."""
+        low = self.probabilities < averages
+        return low if self.visible is None else low & self.visible
+
+    def averages(self, firsts: tuple[int, ...]) -> torch.Tensor:
+        """Return ``[R, 1, a, 1]`` float32: one over ``firsts`` for each row's first query, and so on upwards."""
+        device = self.probabilities.device
+        first = torch.tensor(firsts, dtype=torch.float32, device=device).view(-1, 1, 1, 1)
+        later = torch.arange(self.probabilities.shape[2], dtype=torch.float32, device=device).view(1, 1, -1, 1)
+        return 1.0 / (first + later)
+
+
+class Signal(ABC):
+    """One kind of evidence. Its state is a tensor ``[rows, kv_heads, slots, ...]`` that is compacted with the slots.
+
+    A slot's state is zeroed when a token is put there.
+    """
+
+    name: ClassVar[str]
+
+    @abstractmethod
+    def allocate(self, rows: int, kv_heads: int, slots: int, device: torch.device) -> torch.Tensor:
+        """Return a zeroed state."""
+
+    @abstractmethod
+    def observe(self, state: torch.Tensor, seen: Observation) -> None:
+        """Add what new queries saw to ``state`` ``[R, kv_heads, >= n, ...]``, in place."""
+
+    @abstractmethod
+    def value(self, state: torch.Tensor) -> torch.Tensor:
+        """Return the signal ``[kv_heads, n]`` of one row's state ``[kv_heads, n, ...]``."""

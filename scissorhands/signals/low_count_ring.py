@@ -1,0 +1,38 @@
+"""Low counts in an exact window, the evidence of Scissorhands' paper preset (arXiv 2305.17118, Algorithm 2)."""
+
+import torch
+
+from scissorhands.signals.base import Observation, Signal
+
+
+class LowCountRing(Signal):
+    """Queries of exactly the last ``w`` that gave a slot less than ``1/t``, with ``t`` the tokens seen.
+
+    Takes ``w`` bytes a slot, more than the slot's 4-bit key and value: for comparison only.
+
+    Args:
+        window: w, in queries.
+    """
+
+    name = "low_count_ring"
+
+    def __init__(self, window: int) -> None:
+        self.window = window
+
+    def allocate(self, rows: int, kv_heads: int, slots: int, device: torch.device) -> torch.Tensor:
+        """Return ``[rows, kv_heads, slots, w]`` bool zeros."""
+        return torch.zeros(rows, kv_heads, slots, self.window, dtype=torch.bool, device=device)
+
+    def observe(self, state: torch.Tensor, seen: Observation) -> None:
+        """Put each new query in its place of the ring."""
+        low = seen.below(seen.averages(tuple(step + 1 for step in seen.steps)))
+        queries, slots = low.shape[2:]
+        for row, step in enumerate(seen.steps):
+            for query in range(queries):
+                place = state[row, :, :, (step + query) % self.window]
+                place.zero_()
+                place[:, :slots] = low[row, :, query]
+
+    def value(self, state: torch.Tensor) -> torch.Tensor:
+        """Return the number of queries in the ring that were low."""
+        return state.sum(dim=-1, dtype=torch.int32)

@@ -1,0 +1,23 @@
+"""Attention mass: all attention that a slot has received, the evidence of H2O (arXiv 2306.14048)."""
+
+import torch
+
+from scissorhands.signals.base import Observation, Signal
+
+
+class Mass(Signal):
+    """Sum over all queries of the group's mean attention, float32, in queries. Always gathered."""
+
+    name = "mass"
+
+    def allocate(self, rows: int, kv_heads: int, slots: int, device: torch.device) -> torch.Tensor:
+        """Return ``[rows, kv_heads, slots]`` float32 zeros."""
+        return torch.zeros(rows, kv_heads, slots, dtype=torch.float32, device=device)
+
+    def observe(self, state: torch.Tensor, seen: Observation) -> None:
+        """Add the new queries' attention."""
+        state[:, :, : seen.probabilities.shape[-1]] += seen.probabilities.sum(dim=2)
+
+    def value(self, state: torch.Tensor) -> torch.Tensor:
+        """Return the mass as it is."""
+        return state

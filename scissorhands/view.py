@@ -1,0 +1,137 @@
+"""Views: what one forward pass of a transformers model sees of the resident cache."""
+
+from collections.abc import Sequence
+from typing import NoReturn
+
+import torch
+from transformers import Cache
+
+from scissorhands.attention import adjacent_runs, attend, tag
+from scissorhands.errors import InvalidRequestError
+from scissorhands.pool import Span
+from scissorhands.row import Row
+
+
+class StepView(Cache):
+    """A batch of rows in one forward pass; every row takes the same number of new tokens, none of them padding.
+
+    Pass it to the model as ``cache=``. Whoever builds it has made room in the rows, and calls :meth:`commit` when the
+    pass is through. A pass that failed halfway has changed nothing that counts: it can be repeated.
+
+    Args:
+        rows: The rows in the order of the batch; adjacent rows of one pool are attended to together.
+    """
+
+    def __init__(self, rows: Sequence[Row]) -> None:
+        super().__init__(layers=[])
+        self.rows = list(rows)
+        self._spans: dict[tuple[int, int, tuple[int, ...], int], Span] = {}
+
+    def __len__(self) -> int:
+        return len(self.rows[0].grant.layer_slots) if self.rows else 0
+
+    @property
+    def is_compileable(self) -> bool:
+        """Never: shapes change from step to step."""
+        return False
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: object, **kwargs: object
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Tag the new keys, so that the attention function finds its way back here."""
+        del args, kwargs
+        return tag(key_states, self, layer_idx), value_states
+
+    def attend(
+        self,
+        layer: int,
+        query: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        mask: torch.Tensor | None,
+        scaling: float,
+    ) -> torch.Tensor:
+        """Append and attend in one layer, pool by pool."""
+        del mask
+        outputs = []
+        for start, end in adjacent_runs([(id(row.pool), row.index) for row in self.rows]):
+            batch = slice(start, end)
+            rows = self.rows[batch]
+            outputs.append(
+                attend(
+                    rows[0].pool.layers[layer],
+                    self._span(rows, layer, query.shape[2], query.device),
+                    query[batch],
+                    keys[batch],
+                    values[batch],
+                    scaling=scaling,
+                    observe=layer >= rows[0].observed_layers,
+                )
+            )
+            for row in rows:
+                row.observed_layers = max(row.observed_layers, layer + 1)
+        return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+
+    def commit(self, tokens: int) -> None:
+        """Count ``tokens`` appended to every row."""
+        for row in self.rows:
+            row.advance(tokens)
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Return the most tokens that a row has seen, evicted ones and padding included."""
+        del layer_idx
+        return max((row.step for row in self.rows), default=0)
+
+    def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
+        """Return the length and offset of the mask: as if nothing had been evicted."""
+        return self.get_seq_length(layer_idx) + query_length, 0
+
+    def get_max_length(self, layer_idx: int | None = None) -> int:
+        """Return -1: a sequence may be longer than its budget."""
+        del layer_idx
+        return -1
+
+    @property
+    def batch_size(self) -> int:
+        """Rows in the batch; -1 before there are any."""
+        return len(self.rows) or -1
+
+    @property
+    def is_initialized(self) -> bool:
+        """Whether the rows exist."""
+        return bool(self.rows)
+
+    @property
+    def is_croppable(self) -> bool:
+        """Never: what was evicted cannot be put back."""
+        return False
+
+    def reorder_cache(self, beam_idx: torch.Tensor) -> NoReturn:
+        """Refuse beam search."""
+        del beam_idx
+        raise InvalidRequestError("num_beams", "beam search is not supported by a cache that evicts; use num_beams=1")
+
+    def crop(self, tokens_to_remove: int) -> NoReturn:
+        """Refuse to take tokens back, as assisted generation would."""
+        del tokens_to_remove
+        raise InvalidRequestError("crop", "a cache that evicts cannot take tokens back; use no assistant model")
+
+    def batch_repeat_interleave(self, repeats: int) -> NoReturn:
+        """Refuse to multiply rows."""
+        del repeats
+        raise InvalidRequestError("batch", "rows cannot be multiplied after the cache was filled; repeat the inputs")
+
+    def batch_select_indices(self, indices: torch.Tensor) -> NoReturn:
+        """Refuse to select rows."""
+        del indices
+        raise InvalidRequestError("batch", "rows cannot be selected after the cache was filled; start a new cache")
+
+    def _span(self, rows: list[Row], layer: int, incoming: int, device: torch.device) -> Span:
+        lengths = tuple(row.lengths[layer] for row in rows)
+        key = (id(rows[0].pool), rows[0].index, lengths, incoming)
+        span = self._spans.get(key)
+        if span is None:
+            steps = tuple(row.step for row in rows)
+            span = Span(slice(rows[0].index, rows[0].index + len(rows)), lengths, steps, incoming, device)
+            self._spans[key] = span
+        return span
