@@ -18,8 +18,8 @@ class Int4(Codec):
 
     A vector is laid out as the minima (float16), the steps (float16), then the elements, two to a byte, the even one
     in the low half. With ``head_dim`` 64 that is 36 bytes, 4.5 bits an element. An element is off by at most half a
-    step, ``(max - min) / 30``, plus the rounding of minimum and step to float16 (2^-11 of the minimum, and 15 times that
-    of the step). Magnitudes above 65,504 saturate.
+    step, ``(max - min) / 30``, plus the rounding of minimum and step to float16: 2^-11 of each (at least 3e-8), the
+    step's up to fifteen times over. Magnitudes above 65,504 saturate.
     """
 
     name = "int4"
