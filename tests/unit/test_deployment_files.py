@@ -1,0 +1,125 @@
+"""Dockerfiles, compose file, Prometheus configuration and dashboard: valid, and true to the code."""
+
+import json
+import re
+import subprocess
+import sys
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCKER = ROOT / "docker"
+BIN = Path(sys.executable).parent
+DASHBOARD = DOCKER / "grafana" / "dashboards" / "scissorhands.json"
+OURS = {"worker": (50051, 9101), "manager": (50052, 9102)}
+
+
+def run(*command):
+    finished = subprocess.run(command, cwd=ROOT, check=False, capture_output=True, text=True, timeout=60)
+    assert finished.returncode == 0, finished.stdout + finished.stderr
+    return finished.stdout
+
+
+@pytest.fixture(scope="module")
+def services():
+    return yaml.safe_load((DOCKER / "compose.yaml").read_text())["services"]
+
+
+@pytest.fixture(scope="module")
+def expressions():
+    panels = json.loads(DASHBOARD.read_text())["panels"]
+    found = [target["expr"] for panel in panels for target in panel.get("targets", [])]
+    assert len(found) > 30
+    return found
+
+
+def test_compose_file_has_the_schema():
+    run(BIN / "check-jsonschema", "--builtin-schema", "vendor.compose-spec", "docker/compose.yaml")
+
+
+def test_dockerfiles_are_clean():
+    files = sorted(str(path.relative_to(ROOT)) for path in DOCKER.glob("*.Dockerfile"))
+    assert files == ["docker/manager.Dockerfile", "docker/worker.Dockerfile"]
+    run(BIN / "hadolint", *files)
+
+
+def test_prometheus_accepts_its_configuration():
+    run("promtool", "check", "config", "docker/prometheus/prometheus.yml")
+
+
+def test_prometheus_scrapes_what_the_services_serve(services):
+    jobs = yaml.safe_load((DOCKER / "prometheus" / "prometheus.yml").read_text())["scrape_configs"]
+    targets = {target for job in jobs for static in job["static_configs"] for target in static["targets"]}
+    assert targets == {f"{name}:{metrics}" for name, (_, metrics) in OURS.items()}
+    for name, ports in OURS.items():
+        published = {int(port.rsplit(":", 1)[1]) for port in services[name]["ports"]}
+        assert published == set(ports)
+        exposed = re.search(r"^EXPOSE (.*)$", (DOCKER / f"{name}.Dockerfile").read_text(), re.MULTILINE)
+        assert {int(port) for port in exposed[1].split()} == set(ports)
+
+
+def test_nothing_is_published_beyond_this_machine_by_default(services):
+    for service in services.values():
+        for port in service.get("ports", []):
+            assert port.startswith("${SCISSORHANDS_PUBLISH:-127.0.0.1}:")
+
+
+def test_every_image_has_an_exact_version(services):
+    for service in services.values():
+        assert re.search(r":v?\d+\.\d+\.\d+", service["image"])
+
+
+def test_every_service_is_checked_and_waits_for_what_it_needs(services):
+    for name, service in services.items():
+        if name in OURS:
+            assert "HEALTHCHECK" in (DOCKER / f"{name}.Dockerfile").read_text()
+        else:
+            assert service["healthcheck"]["test"]
+    for name, needed in {"manager": "redis", "worker": "manager", "grafana": "prometheus"}.items():
+        assert services[name]["depends_on"] == {needed: {"condition": "service_healthy"}}
+
+
+def test_only_the_manager_reaches_the_store(services):
+    assert {name for name, service in services.items() if "store" in service["networks"]} == {"redis", "manager"}
+
+
+def test_images_are_installed_with_the_constraints_and_run_without_root():
+    for path in DOCKER.glob("*.Dockerfile"):
+        text = path.read_text()
+        for install in re.findall(r"pip install[^\n]*", text):
+            assert "-c constraints.txt" in install
+        assert re.search(r"^USER 10001:10001$", text, re.MULTILINE)
+
+
+def test_the_dashboard_is_current_and_made_for_the_grafana_that_shows_it(services):
+    run(sys.executable, "scripts/generate_dashboard.py", "--check")
+    grafana = services["grafana"]["image"].rsplit(":", 1)[1]
+    sdk = version("grafana-foundation-sdk").rsplit("!", 1)[1]
+    assert grafana.split(".")[:2] == sdk.split(".")[:2]
+
+
+def test_the_dashboards_queries_are_promql(expressions, tmp_path):
+    rules = [
+        {"record": f"panel:{number}", "expr": expression.replace("$__rate_interval", "1m")}
+        for number, expression in enumerate(expressions)
+    ]
+    path = tmp_path / "rules.yml"
+    path.write_text(yaml.safe_dump({"groups": [{"name": "dashboard", "rules": rules}]}))
+    assert f"{len(rules)} rules found" in run("promtool", "check", "rules", str(path))
+
+
+def test_the_dashboard_can_be_provisioned(services):
+    provider = yaml.safe_load((DOCKER / "grafana/provisioning/dashboards/scissorhands.yaml").read_text())
+    (folder,) = [entry["options"]["path"] for entry in provider["providers"]]
+    assert f"./grafana/dashboards:{folder}:ro" in services["grafana"]["volumes"]
+    source = yaml.safe_load((DOCKER / "grafana/provisioning/datasources/prometheus.yaml").read_text())
+    assert source["datasources"][0]["url"] == "http://prometheus:9090"
+    panels = json.loads(DASHBOARD.read_text())["panels"]
+    ids = [panel["id"] for panel in panels]
+    assert len(set(ids)) == len(ids)
+    for panel in panels:
+        letters = [target["refId"] for target in panel.get("targets", [])]
+        assert len(set(letters)) == len(letters)
