@@ -4,14 +4,14 @@
 set -euo pipefail
 
 packages=()
-units=()
+services=()
 if ! command -v redis-server >/dev/null; then
     packages+=(redis-server)
-    units+=(redis-server)
+    services+=(redis-server)
 fi
 if ! command -v prometheus >/dev/null || ! command -v promtool >/dev/null; then
     packages+=(prometheus)
-    units+=(prometheus)
+    services+=(prometheus)
 fi
 if [ ${#packages[@]} -eq 0 ]; then
     exit 0
@@ -43,5 +43,9 @@ echo "installing ${packages[*]}"
 "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -q install -y --no-install-recommends "${packages[@]}"
 
 if [ -d /run/systemd/system ]; then
-    "${as_root[@]}" systemctl disable --now "${units[@]}"
+    "${as_root[@]}" systemctl disable --now "${services[@]}"
+else
+    for service in "${services[@]}"; do
+        "${as_root[@]}" update-rc.d "$service" disable
+    done
 fi
