@@ -1,0 +1,1 @@
+"""The worker: runs a model under a hard cache budget."""
