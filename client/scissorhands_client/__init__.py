@@ -1,0 +1,85 @@
+"""The client of Scissorhands, sync and async. It imports neither torch nor redis.
+
+>>> with Client("127.0.0.1:50051") as client:
+...     options = GenerateOptions(max_new_tokens=64, budget=Budget.fraction(0.2))
+...     for event in client.generate("Once upon a time", options):
+...         if isinstance(event, Delta):
+...             print(event.text, end="")
+"""
+
+from scissorhands_client.aio import AsyncClient, AsyncGenerateStream
+from scissorhands_client.client import Client, GenerateStream
+from scissorhands_client.errors import (
+    ClientError,
+    DeadlineExceededError,
+    ErrorInfo,
+    FieldViolation,
+    InvalidRequestError,
+    NotFoundError,
+    OverloadedError,
+    RequestCancelledError,
+    ServerError,
+    ServerUnavailableError,
+)
+from scissorhands_client.manager import AsyncManagerClient, ManagerClient
+from scissorhands_client.records import ModelInfo, SegmentInfo, ServedModel, Session, SessionState
+from scissorhands_client.types import (
+    Accepted,
+    Budget,
+    CacheStatistics,
+    ChatMessage,
+    Delta,
+    Event,
+    Finish,
+    FinishReason,
+    GenerateOptions,
+    Grant,
+    GrantSource,
+    Policy,
+    PrefillProgress,
+    Prompt,
+    Result,
+    TokenIds,
+    Usage,
+)
+
+__all__ = [
+    "Accepted",
+    "AsyncClient",
+    "AsyncGenerateStream",
+    "AsyncManagerClient",
+    "Budget",
+    "CacheStatistics",
+    "ChatMessage",
+    "Client",
+    "ClientError",
+    "DeadlineExceededError",
+    "Delta",
+    "ErrorInfo",
+    "Event",
+    "FieldViolation",
+    "Finish",
+    "FinishReason",
+    "GenerateOptions",
+    "GenerateStream",
+    "Grant",
+    "GrantSource",
+    "InvalidRequestError",
+    "ManagerClient",
+    "ModelInfo",
+    "NotFoundError",
+    "OverloadedError",
+    "Policy",
+    "PrefillProgress",
+    "Prompt",
+    "RequestCancelledError",
+    "Result",
+    "SegmentInfo",
+    "ServedModel",
+    "ServerError",
+    "ServerUnavailableError",
+    "Session",
+    "SessionState",
+    "TokenIds",
+    "Usage",
+]

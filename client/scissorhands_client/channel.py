@@ -1,0 +1,47 @@
+"""How a client reaches a server: the channel's options and the deadlines, alike for the sync and the async form."""
+
+from scissorhands_client.errors import InvalidRequestError
+
+DEFAULT_WORKER = "127.0.0.1:50051"
+DEFAULT_MANAGER = "127.0.0.1:50052"
+
+# How long a streamed answer may take, in seconds.
+GENERATE_TIMEOUT = 600.0
+# How long any other call may take, in seconds.
+CALL_TIMEOUT = 10.0
+
+# A server that was restarted is found again within two seconds; gRPC's own backoff grows to two minutes.
+OPTIONS: tuple[tuple[str, int], ...] = (
+    ("grpc.initial_reconnect_backoff_ms", 200),
+    ("grpc.min_reconnect_backoff_ms", 200),
+    ("grpc.max_reconnect_backoff_ms", 2000),
+    # Notice a server that is stopped or unplugged; ours answer such pings.
+    ("grpc.keepalive_time_ms", 20_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    # Status details travel in trailers; gRPC's default of 8 KiB leaves little room beside them.
+    ("grpc.max_metadata_size", 16 * 2**10),
+    # Whatever a server sends is one event or one page of sessions; a runaway message is refused.
+    ("grpc.max_receive_message_length", 16 * 2**20),
+)
+
+
+def checked_address(address: str) -> str:
+    """Return ``address`` if it names a port.
+
+    Raises:
+        InvalidRequestError: It does not; gRPC would silently take port 443.
+    """
+    if ":" not in address:
+        raise InvalidRequestError.local("address", f"must be HOST:PORT, got {address!r}")
+    return address
+
+
+def checked_timeout(timeout: float) -> float:
+    """Return ``timeout`` if it is a deadline.
+
+    Raises:
+        InvalidRequestError: It is not above 0; every call has a deadline.
+    """
+    if not 0 < timeout < float("inf"):
+        raise InvalidRequestError.local("timeout", f"must be a finite number of seconds above 0, got {timeout}")
+    return timeout

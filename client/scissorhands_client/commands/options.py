@@ -1,0 +1,117 @@
+"""The options that ``generate`` and ``chat`` share."""
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+from scissorhands_client.channel import DEFAULT_WORKER, GENERATE_TIMEOUT
+from scissorhands_client.errors import InvalidRequestError
+from scissorhands_client.types import Budget, GenerateOptions, Policy
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+class BudgetType(click.ParamType[Budget]):
+    """A budget: ``20%``, ``0.2``, ``256`` or ``64MiB``."""
+
+    name = "budget"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Budget:
+        """Read the text."""
+        if isinstance(value, Budget):
+            return value
+        try:
+            return Budget.parse(value)
+        except InvalidRequestError as error:
+            self.fail(error.allowed, param, ctx)
+
+
+class ParameterType(click.ParamType[tuple[str, int]]):
+    """One number of a policy: ``NAME=VALUE``."""
+
+    name = "name=value"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, int]:
+        """Read the text."""
+        name, separator, number = str(value).partition("=")
+        if not (name and separator and number.isascii() and number.isdecimal()):
+            self.fail(f"give NAME=VALUE with a whole number, such as recent=64, got {value!r}", param, ctx)
+        return name, int(number)
+
+
+# What decides an answer besides the prompt; `generate` and `chat` take them all.
+_OPTIONS = (
+    click.option(
+        "--server",
+        metavar="HOST:PORT",
+        default=DEFAULT_WORKER,
+        show_default=True,
+        envvar="SCISSORHANDS_CLIENT_SERVER",
+        show_envvar=True,
+        help="Address of the worker.",
+    ),
+    click.option(
+        "--timeout",
+        type=click.FloatRange(min=0, min_open=True, max=86400),
+        metavar="SECONDS",
+        default=GENERATE_TIMEOUT,
+        show_default=True,
+        help="Longest time for one answer.",
+    ),
+    click.option("--model", default="", help="Name of the model; without it, the one that the worker serves."),
+    click.option(
+        "--budget",
+        type=BudgetType(),
+        metavar="AMOUNT",
+        help="Most that the cache may hold: a share of the whole length (20% or 0.2), tokens (256) or bytes (64MiB). "
+        "Without it, the server's default.",
+    ),
+    click.option(
+        "--policy", metavar="NAME[:PRESET]", help="Eviction policy, such as scissorhands, scissorhands:paper or h2o."
+    ),
+    click.option(
+        "--param",
+        "parameters",
+        type=ParameterType(),
+        metavar="NAME=VALUE",
+        multiple=True,
+        help="A number of the policy: recent, sinks, drop, lookahead, chunk or window. Repeatable; needs --policy.",
+    ),
+    click.option(
+        "--max-new-tokens",
+        type=click.IntRange(min=1),
+        metavar="N",
+        help="Most tokens to generate. Without it, the server's default.",
+    ),
+    click.option("--temperature", type=float, default=0.0, show_default=True, help="Softmax temperature; 0 is greedy."),
+    click.option("--top-p", type=float, help="Nucleus mass kept, above 0 and at most 1."),
+    click.option("--top-k", type=int, default=0, show_default=True, help="Most likely tokens kept; 0 keeps all."),
+    click.option("--repetition-penalty", type=float, help="Penalty on tokens already seen; 1 penalizes nothing."),
+    click.option("--seed", type=int, help="Seed of the random numbers. Without it, one is drawn and reported."),
+    click.option(
+        "--stop", multiple=True, metavar="TEXT", help="End before the first of these that appears. Repeatable."
+    ),
+    click.option("--ignore-eos", is_flag=True, help="Continue past end-of-sequence tokens."),
+)
+
+
+def generation_options(command: Command) -> Command:
+    """Add the shared options to a command. Its keyword arguments go to :func:`read_options`."""
+    for option in reversed(_OPTIONS):
+        command = option(command)
+    return command
+
+
+def read_options(
+    *, policy: str | None, parameters: tuple[tuple[str, int], ...], stop: tuple[str, ...], **others: Any
+) -> GenerateOptions:
+    """Turn the values of the shared options, without ``server`` and ``timeout``, into the client's options.
+
+    Raises:
+        click.UsageError: Parameters are given without a policy.
+    """
+    if parameters and policy is None:
+        raise click.UsageError("--param needs --policy, whose numbers it overrides")
+    chosen = None if policy is None else Policy.parse(policy, dict(parameters))
+    return GenerateOptions(policy=chosen, stop=stop, **others)

@@ -1,0 +1,133 @@
+"""``scissorhands sessions``: what a cache manager's sessions hold."""
+
+from collections.abc import Callable
+from dataclasses import asdict
+from itertools import islice
+from typing import Any, TypeVar
+
+import click
+from rich import box
+from rich.console import Console
+from rich.filesize import decimal
+from rich.table import Table
+
+from scissorhands_client.channel import DEFAULT_MANAGER
+from scissorhands_client.commands.failures import reported
+from scissorhands_client.commands.summary import budget_text, to_json
+from scissorhands_client.commands.terminal import write_text
+from scissorhands_client.manager import ManagerClient
+from scissorhands_client.records import Session, SessionState
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+_STATES = [state.value for state in SessionState if state is not SessionState.UNSPECIFIED]
+
+
+def _shared(command: Command) -> Command:
+    json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+    manager_option = click.option(
+        "--manager",
+        metavar="HOST:PORT",
+        default=DEFAULT_MANAGER,
+        show_default=True,
+        envvar="SCISSORHANDS_CLIENT_MANAGER",
+        show_envvar=True,
+        help="Address of the cache manager.",
+    )
+    return manager_option(json_option(command))
+
+
+@click.group()
+def sessions() -> None:
+    """Show what the cache manager's sessions hold."""
+
+
+@sessions.command("list")
+@click.option("--state", type=click.Choice(_STATES), help="Only sessions in this state.")
+@click.option(
+    "--limit", type=click.IntRange(min=1), default=100, show_default=True, help="Most sessions, the newest first."
+)
+@_shared
+def list_command(*, state: str | None, limit: int, manager: str, as_json: bool) -> None:
+    """List sessions, the newest first."""
+    with reported(manager), ManagerClient(manager) as client:
+        wanted = None if state is None else SessionState(state)
+        found = list(islice(client.list_sessions(wanted, page_size=min(limit, 1000)), limit))
+    if as_json:
+        write_text(to_json([asdict(each) for each in found], indent=2) + "\n")
+    elif found:
+        Console(markup=False).print(_overview(found))
+    else:
+        click.echo("no sessions")
+
+
+@sessions.command("show")
+@click.argument("session_id", metavar="ID")
+@_shared
+def show_command(*, session_id: str, manager: str, as_json: bool) -> None:
+    """Show one session with its segments."""
+    with reported(manager), ManagerClient(manager) as client:
+        session = client.get_session(session_id)
+    if as_json:
+        write_text(to_json(asdict(session), indent=2) + "\n")
+        return
+    console = Console(markup=False)
+    console.print(_details(session))
+    if session.segments:
+        console.print(_segments(session))
+
+
+def _overview(found: list[Session]) -> Table:
+    table = Table(box=box.SIMPLE)
+    for name in ("Session", "State", "Opened (UTC)", "Model"):
+        table.add_column(name, overflow="fold")
+    for name in ("Tokens seen", "Resident", "Evicted", "Segments", "Stored"):
+        table.add_column(name, justify="right")
+    for each in found:
+        table.add_row(
+            each.session_id,
+            each.state.value,
+            f"{each.open_time:%Y-%m-%d %H:%M:%S}",
+            each.model.name,
+            f"{each.step:,}",
+            f"{each.resident_slots:,}",
+            f"{each.evicted_slots:,}",
+            f"{each.segment_count:,}",
+            decimal(each.segment_bytes),
+        )
+    return table
+
+
+def _details(session: Session) -> Table:
+    table = Table(box=box.SIMPLE, show_header=False)
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column(overflow="fold")
+    table.add_row("Session", session.session_id)
+    table.add_row("State", session.state.value)
+    table.add_row("Opened", f"{session.open_time:%Y-%m-%d %H:%M:%S} UTC")
+    table.add_row("Lease until", f"{session.lease_end_time:%Y-%m-%d %H:%M:%S} UTC")
+    table.add_row("Worker", session.worker_id)
+    table.add_row("Model", f"{session.model.name} ({session.model.architecture}, {session.model.dtype})")
+    table.add_row("Tokens", f"{session.prompt_tokens:,} prompt, at most {session.max_new_tokens:,} new")
+    table.add_row("Asked for", f"budget {session.budget or 'default'}, policy {session.policy or 'default'}")
+    if session.grant is not None:
+        table.add_row("Granted", f"{budget_text(session.grant)}, {decimal(session.grant.bytes)}")
+    table.add_row("Tokens seen", f"{session.step:,} at the last snapshot")
+    table.add_row("Resident", f"{session.resident_slots:,} slots")
+    table.add_row("Evicted", f"{session.evicted_slots:,} slots in {session.evictions:,} evictions")
+    table.add_row("Attention mass dropped", f"{session.mass_dropped:.2%}")
+    if session.persistence:
+        mean = sum(session.persistence) / len(session.persistence)
+        low, high = min(session.persistence), max(session.persistence)
+        table.add_row("Persistence", f"{mean:.2%} on average, {low:.2%} to {high:.2%} over the layers")
+    table.add_row("Segments", f"{session.segment_count:,} in the store, {decimal(session.segment_bytes)}")
+    return table
+
+
+def _segments(session: Session) -> Table:
+    table = Table(box=box.SIMPLE)
+    for name in ("Epoch", "Step", "Slots", "Size"):
+        table.add_column(name, justify="right")
+    for each in session.segments:
+        table.add_row(f"{each.epoch:,}", f"{each.step:,}", f"{each.slots:,}", decimal(each.size_bytes))
+    return table

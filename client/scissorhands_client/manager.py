@@ -1,0 +1,146 @@
+"""The clients of a cache manager: what its sessions hold."""
+
+from collections.abc import AsyncIterator, Iterator
+from types import TracebackType
+from typing import Self
+
+import grpc
+
+from scissorhands.v1 import cache_manager_pb2, cache_manager_pb2_grpc
+from scissorhands_client import channel
+from scissorhands_client.convert import list_request, read_session
+from scissorhands_client.errors import from_rpc_error
+from scissorhands_client.records import Session, SessionState
+
+# Sessions of one page.
+_PAGE = 100
+
+
+class ManagerClient:
+    """A connection to one cache manager; safe to share between threads. Close it, or use it as a context manager.
+
+    Args:
+        server: Address of the manager, as ``host:port``.
+        timeout: How long one call may take, in seconds.
+
+    Raises:
+        InvalidRequestError: An argument is out of range.
+    """
+
+    def __init__(self, server: str = channel.DEFAULT_MANAGER, *, timeout: float = channel.CALL_TIMEOUT) -> None:
+        self._timeout = channel.checked_timeout(timeout)
+        self._channel = grpc.insecure_channel(channel.checked_address(server), options=channel.OPTIONS)
+        self._stub = cache_manager_pb2_grpc.CacheManagerServiceStub(self._channel)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._channel.close()
+
+    def get_session(self, session_id: str) -> Session:
+        """Return one session with its segments.
+
+        Raises:
+            NotFoundError: There is no such session.
+            ClientError: The call failed.
+        """
+        request = cache_manager_pb2.GetSessionRequest(session_id=session_id)
+        try:
+            return read_session(self._stub.GetSession(request, timeout=self._timeout).session)
+        except grpc.RpcError as error:
+            raise from_rpc_error(error) from error
+
+    def list_sessions(self, state: SessionState | None = None, *, page_size: int = _PAGE) -> Iterator[Session]:
+        """Yield sessions, newest first, fetching page after page.
+
+        Args:
+            state: Yield only sessions in this state; None yields all.
+            page_size: Sessions fetched at once, 1 to 1000.
+
+        Raises:
+            ClientError: A call failed.
+        """
+        token = ""
+        while True:
+            try:
+                page = self._stub.ListSessions(list_request(state, page_size, token), timeout=self._timeout)
+            except grpc.RpcError as error:
+                raise from_rpc_error(error) from error
+            yield from map(read_session, page.sessions)
+            token = page.next_page_token
+            if not token:
+                return
+
+
+class AsyncManagerClient:
+    """A connection to one cache manager, for one event loop. Close it, or use it as an async context manager.
+
+    Args:
+        server: Address of the manager, as ``host:port``.
+        timeout: How long one call may take, in seconds.
+
+    Raises:
+        InvalidRequestError: An argument is out of range.
+    """
+
+    def __init__(self, server: str = channel.DEFAULT_MANAGER, *, timeout: float = channel.CALL_TIMEOUT) -> None:
+        self._timeout = channel.checked_timeout(timeout)
+        self._channel = grpc.aio.insecure_channel(channel.checked_address(server), options=channel.OPTIONS)
+        self._stub = cache_manager_pb2_grpc.CacheManagerServiceStub(self._channel)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close the connection."""
+        await self._channel.close(grace=None)
+
+    async def get_session(self, session_id: str) -> Session:
+        """Return one session with its segments.
+
+        Raises:
+            NotFoundError: There is no such session.
+            ClientError: The call failed.
+        """
+        request = cache_manager_pb2.GetSessionRequest(session_id=session_id)
+        try:
+            response = await self._stub.GetSession(request, timeout=self._timeout)
+        except grpc.RpcError as error:
+            raise from_rpc_error(error) from error
+        return read_session(response.session)
+
+    async def list_sessions(
+        self, state: SessionState | None = None, *, page_size: int = _PAGE
+    ) -> AsyncIterator[Session]:
+        """Yield sessions, newest first, fetching page after page.
+
+        Args:
+            state: Yield only sessions in this state; None yields all.
+            page_size: Sessions fetched at once, 1 to 1000.
+
+        Raises:
+            ClientError: A call failed.
+        """
+        token = ""
+        while True:
+            try:
+                page = await self._stub.ListSessions(list_request(state, page_size, token), timeout=self._timeout)
+            except grpc.RpcError as error:
+                raise from_rpc_error(error) from error
+            for each in page.sessions:
+                yield read_session(each)
+            token = page.next_page_token
+            if not token:
+                return

@@ -1,0 +1,374 @@
+"""What callers hand in and get back: requests and the events of a stream. No protobuf in sight."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+
+from scissorhands import errors as core_errors
+from scissorhands.budget import BudgetRequest, BudgetUnit
+from scissorhands_client.errors import InvalidRequestError
+
+_BYTE_UNITS = {
+    "b": 1,
+    "kb": 10**3,
+    "mb": 10**6,
+    "gb": 10**9,
+    "tb": 10**12,
+    "kib": 2**10,
+    "mib": 2**20,
+    "gib": 2**30,
+    "tib": 2**40,
+}
+# The most that the protocol's numbers hold with room to spare.
+_LARGEST = 2**63 - 1
+_BUDGET = re.compile(r"(?P<number>\d+(?:\.\d*)?|\.\d+)\s*(?P<unit>%|[a-z]*)", re.ASCII | re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Budget:
+    """The most that one sequence's cache may hold.
+
+    Made by :meth:`tokens`, :meth:`bytes`, :meth:`fraction` or :meth:`parse`.
+
+    Args:
+        unit: The unit of ``amount``.
+        amount: Slots per layer and KV head, bytes of the whole sequence, or a share of its length in (0, 1].
+
+    Raises:
+        InvalidRequestError: The amount is not a number in its range.
+    """
+
+    unit: BudgetUnit
+    amount: float
+
+    def __post_init__(self) -> None:
+        if self.amount > _LARGEST:
+            raise InvalidRequestError.local(f"budget.{self.unit.value}", f"must be at most {_LARGEST}")
+        try:
+            BudgetRequest(self.unit, self.amount)
+        except core_errors.InvalidRequestError as error:
+            raise InvalidRequestError.local(error.field, error.description) from None
+
+    @classmethod
+    def tokens(cls, amount: int) -> "Budget":
+        """Ask for ``amount`` slots per layer and KV head."""
+        return cls(BudgetUnit.TOKENS, amount)
+
+    @classmethod
+    def bytes(cls, amount: int) -> "Budget":
+        """Ask for ``amount`` bytes, evidence included, over all layers."""
+        return cls(BudgetUnit.BYTES, amount)
+
+    @classmethod
+    def fraction(cls, amount: float) -> "Budget":
+        """Ask for ``amount`` of prompt plus new tokens, raised to the smallest valid budget."""
+        return cls(BudgetUnit.FRACTION, amount)
+
+    @classmethod
+    def parse(cls, text: str) -> "Budget":
+        """Read ``20%`` or ``0.2`` (fraction), ``256`` (tokens) or ``64MiB`` (bytes).
+
+        Raises:
+            InvalidRequestError: The text is none of these.
+        """
+        match = _BUDGET.fullmatch(text.strip())
+        unit = match["unit"].lower() if match else ""
+        if match is None or (unit not in ("", "%", "tokens") and unit not in _BYTE_UNITS):
+            raise InvalidRequestError.local(
+                "budget", f"give a share (20% or 0.2), tokens (256) or bytes (64MiB), got {text!r}"
+            )
+        number = match["number"]
+        if unit == "%":
+            return cls.fraction(float(number) / 100)
+        if unit in _BYTE_UNITS:
+            return cls(BudgetUnit.BYTES, float(number) * _BYTE_UNITS[unit] // 1)
+        if "." in number and not unit:
+            return cls.fraction(float(number))
+        return cls(BudgetUnit.TOKENS, float(number))
+
+    def __str__(self) -> str:
+        if self.unit is BudgetUnit.FRACTION:
+            return f"{self.amount:.4g}"
+        return f"{int(self.amount)} {self.unit.value}"
+
+
+@dataclass(frozen=True)
+class Policy:
+    """An eviction policy.
+
+    Args:
+        name: Name of the policy, such as ``scissorhands`` or ``h2o``.
+        preset: Preset of the policy; empty means its default.
+        parameters: Numbers to override, by name: recent, sinks, drop, lookahead, chunk, window.
+    """
+
+    name: str
+    preset: str = ""
+    parameters: Mapping[str, int] = field(default_factory=dict)
+
+    @classmethod
+    def parse(cls, text: str, parameters: Mapping[str, int] | None = None) -> "Policy":
+        """Read ``name`` or ``name:preset``."""
+        name, _, preset = text.strip().partition(":")
+        return cls(name, preset, dict(parameters or {}))
+
+    def __str__(self) -> str:
+        return f"{self.name}:{self.preset}" if self.preset else self.name
+
+
+@dataclass(frozen=True)
+class ChatMessage:
+    """One turn of a conversation.
+
+    Args:
+        role: ``system``, ``user`` or ``assistant``.
+        content: What was said.
+    """
+
+    role: str
+    content: str
+
+
+@dataclass(frozen=True)
+class TokenIds:
+    """A prompt given as token ids, first token first."""
+
+    ids: tuple[int, ...]
+
+
+# Plain text, a conversation for the model's chat template, or token ids.
+Prompt = str | Sequence[ChatMessage] | TokenIds
+
+
+@dataclass(frozen=True)
+class GenerateOptions:
+    """Everything besides the prompt that decides an answer. The defaults leave each choice to the server.
+
+    Args:
+        max_new_tokens: Most tokens to generate.
+        budget: The cache budget.
+        policy: The eviction policy, also as ``name`` or ``name:preset``.
+        temperature: Softmax temperature; 0 is greedy.
+        top_p: Nucleus mass kept, above 0 and at most 1.
+        top_k: Number of most likely tokens kept; 0 keeps all.
+        repetition_penalty: Penalty on tokens already seen; 1 penalizes nothing.
+        seed: Seed of the random numbers; None draws one.
+        stop: Generation ends before the first of these that appears; one string is a list of one.
+        ignore_eos: Continue past the model's end-of-sequence tokens.
+        model: Name of the model; empty means the one that the worker serves.
+    """
+
+    max_new_tokens: int | None = None
+    budget: Budget | None = None
+    policy: Policy | str | None = None
+    temperature: float = 0.0
+    top_p: float | None = None
+    top_k: int = 0
+    repetition_penalty: float | None = None
+    seed: int | None = None
+    stop: Sequence[str] | str = ()
+    ignore_eos: bool = False
+    model: str = ""
+
+
+class GrantSource(Enum):
+    """Who resolved a budget."""
+
+    UNSPECIFIED = "unspecified"
+    MANAGER = "manager"
+    LOCAL = "local"
+
+
+@dataclass(frozen=True)
+class Grant:
+    """A resolved budget. The numbers are in slots per layer and KV head unless said otherwise.
+
+    Args:
+        policy: Name of the policy.
+        preset: Preset of the policy.
+        layer_slots: B of each layer.
+        drop: m, slots dropped at once.
+        lookahead: L, slots between a snapshot and the eviction that it decides.
+        chunk: c, tokens of one prefill chunk.
+        recent: r, newest slots that are exempt.
+        sinks: s, first slots that are exempt.
+        window: w, queries that importance looks back on; 0 means all.
+        bytes: Bytes that the sequence's cache allocates, evidence included.
+        raised: True when a fraction was raised to the smallest valid budget.
+        source: Who resolved it.
+        codec: Codec in which evicted slots are stored; empty means that they are not.
+        lease_seconds: How long the session lives without being renewed.
+    """
+
+    policy: str
+    preset: str
+    layer_slots: tuple[int, ...]
+    drop: int
+    lookahead: int
+    chunk: int
+    recent: int
+    sinks: int
+    window: int
+    bytes: int
+    raised: bool
+    source: GrantSource
+    codec: str
+    lease_seconds: float
+
+
+@dataclass(frozen=True)
+class Accepted:
+    """First event: the request is valid and has its grant.
+
+    Args:
+        session_id: Id of the session with the cache manager.
+        prompt_tokens: Tokens of the prompt.
+        grant: The budget and the policy's numbers.
+        max_new_tokens: Most tokens that will be generated.
+        queued_ahead: Requests that are ahead in the queue.
+        seed: Seed in use; None when decoding is greedy.
+    """
+
+    session_id: str
+    prompt_tokens: int
+    grant: Grant
+    max_new_tokens: int
+    queued_ahead: int
+    seed: int | None
+
+
+@dataclass(frozen=True)
+class PrefillProgress:
+    """How much of the prompt has been read, in tokens."""
+
+    done: int
+    total: int
+
+
+@dataclass(frozen=True)
+class Delta:
+    """The part of the answer that became certain since the last one.
+
+    Args:
+        text: Text; whole characters only.
+        token_ids: Tokens generated since the last delta; their text may still be held back.
+    """
+
+    text: str
+    token_ids: tuple[int, ...]
+
+
+class FinishReason(Enum):
+    """Why generation ended."""
+
+    UNSPECIFIED = "unspecified"
+    EOS = "eos"
+    STOP = "stop"
+    LENGTH = "length"
+
+
+@dataclass(frozen=True)
+class Usage:
+    """Tokens and times of one answer.
+
+    Args:
+        prompt_tokens: Tokens of the prompt.
+        generated_tokens: Tokens generated, the end-of-sequence token included.
+        queue_seconds: From arrival to the start of prefill.
+        time_to_first_token_seconds: From arrival to the first token.
+        decode_seconds: From the first token to the last.
+    """
+
+    prompt_tokens: int
+    generated_tokens: int
+    queue_seconds: float
+    time_to_first_token_seconds: float
+    decode_seconds: float
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """Decoding speed after the first token; None if there was no second one."""
+        if self.generated_tokens < 2 or self.decode_seconds <= 0:  # noqa: PLR2004 - a rate needs two tokens.
+            return None
+        return (self.generated_tokens - 1) / self.decode_seconds
+
+
+@dataclass(frozen=True)
+class CacheStatistics:
+    """What one sequence's cache held and dropped.
+
+    Args:
+        full_bytes: Bytes of a cache of all its tokens, in the model's own number type.
+        allocated_bytes: Bytes that were allocated for it, evidence included.
+        full_16bit_bytes: Bytes of a cache of all its tokens with 16-bit numbers.
+        evictions: Evictions applied.
+        evicted_slots: Slots evicted, over all layers and KV heads.
+        mass_dropped: Share of all attention that lay on evicted slots up to their eviction, between 0 and 1.
+        plans_manager: Plans that came from the manager.
+        plans_local: Plans that the worker computed itself.
+        prefill_stall_seconds: Time that prefill waited for plans.
+        segments: Segments handed to the store's queue.
+        segment_bytes: Encoded bytes of those segments.
+        segments_dropped: Segments dropped because the queue was full or the manager was away.
+    """
+
+    full_bytes: int
+    allocated_bytes: int
+    full_16bit_bytes: int
+    evictions: int
+    evicted_slots: int
+    mass_dropped: float
+    plans_manager: int
+    plans_local: int
+    prefill_stall_seconds: float
+    segments: int
+    segment_bytes: int
+    segments_dropped: int
+
+    @property
+    def compression(self) -> float | None:
+        """How many times smaller than a full cache of the model's own number type, every byte counted."""
+        return self.full_bytes / self.allocated_bytes if self.allocated_bytes else None
+
+    @property
+    def compression_16bit(self) -> float | None:
+        """How many times smaller than a full 16-bit cache, every byte counted."""
+        return self.full_16bit_bytes / self.allocated_bytes if self.allocated_bytes else None
+
+
+@dataclass(frozen=True)
+class Finish:
+    """Last event.
+
+    Args:
+        reason: Why generation ended.
+        stop: The stop string that appeared; empty if none did.
+        usage: Tokens and times.
+        cache: What the cache did.
+    """
+
+    reason: FinishReason
+    stop: str
+    usage: Usage
+    cache: CacheStatistics
+
+
+Event = Accepted | PrefillProgress | Delta | Finish
+
+
+@dataclass(frozen=True)
+class Result:
+    """A whole answer.
+
+    Args:
+        text: The text.
+        token_ids: Every generated token.
+        accepted: What was granted.
+        finish: Why it ended and what was used.
+    """
+
+    text: str
+    token_ids: tuple[int, ...]
+    accepted: Accepted
+    finish: Finish
