@@ -16,7 +16,8 @@ LABEL org.opencontainers.image.title="scissorhands-manager" \
       org.opencontainers.image.description="The cache manager of Scissorhands: budgets, eviction plans, segments in Redis" \
       org.opencontainers.image.licenses="Apache-2.0" \
       org.opencontainers.image.version="0.1.0"
-RUN useradd --system --uid 10001 --user-group --home-dir /nonexistent --no-create-home scissorhands
+RUN groupadd --gid 10001 scissorhands \
+    && useradd --uid 10001 --gid 10001 --no-create-home --home-dir /nonexistent --shell /usr/sbin/nologin scissorhands
 COPY --from=build /opt/scissorhands /opt/scissorhands
 # Inside a container the servers listen on all its addresses; what is published decides who reaches them.
 ENV PATH=/opt/scissorhands/bin:$PATH \
