@@ -89,7 +89,17 @@ class UnavailableError(ScissorhandsError):
 
 
 class StoreUnavailableError(UnavailableError):
-    """The store does not answer in time or refuses to write."""
+    """The store does not answer in time or refuses to write.
+
+    Args:
+        message: What failed.
+        reason: One of ``timeout``, ``unreachable``, ``refused`` (it answers, but not what was asked) and ``open``
+            (it failed a moment ago, so it was not asked).
+    """
+
+    def __init__(self, message: str, reason: str = "unreachable") -> None:
+        super().__init__(message)
+        self.reason = reason
 
 
 class ManagerUnavailableError(UnavailableError):
