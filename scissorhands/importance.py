@@ -1,0 +1,128 @@
+"""What snapshots and plans tell about importance: the mass dropped, and whether importance persists.
+
+The paper's premise is that tokens that mattered keep mattering. Persistence measures it: of the slots that two
+successive snapshots share, the half that had received the most attention by the first is compared with the half that
+received the most between the two. Chance gives one half, perfect persistence one.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from scissorhands.snapshot import Plan, Snapshot, pack
+
+
+@dataclass(frozen=True)
+class Tally:
+    """What a row has evicted up to and with one plan.
+
+    Args:
+        epoch: Epoch of the snapshot.
+        step: Tokens that the row had seen.
+        evictions: Evictions so far.
+        evicted_slots: Slots evicted so far, over all layers and heads.
+        resident_slots: Slots of the snapshot that stay, over all layers and heads.
+        mass_dropped: Attention that lay on evicted slots, in queries over all layers and heads.
+        mass: All attention so far, in the same unit.
+    """
+
+    epoch: int
+    step: int
+    evictions: int
+    evicted_slots: int
+    resident_slots: int
+    mass_dropped: float
+    mass: float
+
+    @property
+    def mass_dropped_share(self) -> float:
+        """Share of the attention that lay on evicted slots, between 0 and 1."""
+        return self.mass_dropped / self.mass if self.mass > 0 else 0.0
+
+
+@dataclass(frozen=True)
+class Attention:
+    """What is remembered of a snapshot until the next: positions and mass of each layer, ``[kv_heads, n]`` each."""
+
+    positions: tuple[npt.NDArray[np.generic], ...]
+    mass: tuple[npt.NDArray[np.float32], ...]
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes that it takes."""
+        return sum(array.nbytes for array in (*self.positions, *self.mass))
+
+
+def tally(snapshot: Snapshot, plan: Plan, before: Tally | None) -> Tally:
+    """Count what ``plan`` evicts from ``snapshot``, on top of what was evicted before.
+
+    A snapshot is a whole state, so the slots evicted before it follow from it alone. So does their mass, because every
+    query gives each layer and head a mass of one; but a rounding error of it would show, so the sum of the plans is
+    taken where none is missing.
+
+    Args:
+        snapshot: The snapshot.
+        plan: Its plan.
+        before: The tally of the last plan that was seen, None if none was.
+    """
+    heads = [layer.positions.shape[0] for layer in snapshot.layers]
+    seen = snapshot.step * sum(heads)
+    dropped = sum(int(np.count_nonzero(~keep)) for keep in plan.keep)
+    resident = sum(layer.positions.size for layer in snapshot.layers)
+    masses = [layer.signals["mass"].astype(np.float64) for layer in snapshot.layers]
+    resident_mass = float(sum(mass.sum() for mass in masses))
+    dropped_mass = float(sum(mass[~keep].sum() for mass, keep in zip(masses, plan.keep, strict=True)))
+    evicted_mass = max(0.0, seen - resident_mass) if snapshot.epoch else 0.0
+    if before is not None and before.evictions == snapshot.epoch:
+        evicted_mass = before.mass_dropped
+    return Tally(
+        epoch=snapshot.epoch,
+        step=snapshot.step,
+        evictions=snapshot.epoch + (1 if dropped else 0),
+        evicted_slots=seen - resident + dropped,
+        resident_slots=resident - dropped,
+        mass_dropped=evicted_mass + dropped_mass,
+        mass=evicted_mass + resident_mass,
+    )
+
+
+def attention(snapshot: Snapshot) -> Attention:
+    """Return what must be remembered of a snapshot to compare it with the next."""
+    return Attention(
+        positions=tuple(pack(layer.positions) for layer in snapshot.layers),
+        mass=tuple(layer.signals["mass"].astype(np.float32) for layer in snapshot.layers),
+    )
+
+
+def persistence(before: Attention, after: Attention) -> tuple[float, ...]:
+    """Return of each layer how far importance persisted between two successive snapshots of a row.
+
+    Returns:
+        The overlap of the most attended halves, between 0 and 1, averaged over the heads; empty when the snapshots
+        have no two slots in common.
+    """
+    overlaps = []
+    layers = zip(before.positions, before.mass, after.positions, after.mass, strict=True)
+    for old_positions, old_mass, new_positions, new_mass in layers:
+        heads = [_overlap(*head) for head in zip(old_positions, old_mass, new_positions, new_mass, strict=True)]
+        measured = [overlap for overlap in heads if overlap is not None]
+        if not measured:
+            return ()
+        overlaps.append(sum(measured) / len(measured))
+    return tuple(overlaps)
+
+
+def _overlap(
+    old_positions: npt.NDArray[np.generic],
+    old_mass: npt.NDArray[np.float32],
+    new_positions: npt.NDArray[np.generic],
+    new_mass: npt.NDArray[np.float32],
+) -> float | None:
+    _, old, new = np.intersect1d(old_positions, new_positions, assume_unique=True, return_indices=True)
+    half = len(old) // 2
+    if half == 0:
+        return None
+    attended = np.argsort(old_mass[old], kind="stable")[-half:]
+    received = np.argsort(new_mass[new] - old_mass[old], kind="stable")[-half:]
+    return len(np.intersect1d(attended, received, assume_unique=True)) / half
