@@ -40,12 +40,12 @@ class ResidentCache:
         self._planner = planner
         self._pools: dict[PoolKey, Pool] = {}
 
-    def add_row(self, grant: Grant) -> Row:
-        """Allocate a row of exactly the granted slots."""
+    def add_row(self, grant: Grant, name: str = "") -> Row:
+        """Allocate a row of exactly the granted slots; ``name`` is what the planner knows it by."""
         key = _pool_key(grant)
         pool = self._pools.get(key) or Pool(grant, self.shape, self.dtype, self.device)
         self._pools[key] = pool
-        row = Row(grant=grant, pool=pool, index=pool.add_row())
+        row = Row(grant=grant, pool=pool, index=pool.add_row(), name=name)
         self.rows.append(row)
         return row
 

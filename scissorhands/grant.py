@@ -1,6 +1,6 @@
 """Granting: a policy and a budget become the numbers of one sequence."""
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 
 from scissorhands.budget import BudgetRequest, Grant, ModelShape, apply_overrides, resolve_slots
 from scissorhands.errors import InvalidRequestError
@@ -60,3 +60,9 @@ def grant(budget: BudgetRequest, policy: PolicyRequest, shape: ModelShape, total
         bytes=slots * per_token,
         raised=raised,
     )
+
+
+def grant_text(granted: Grant) -> str:
+    """Return a grant's policy and all its numbers as text, equal for equal grants."""
+    numbers = " ".join(f"{name}={value}" for name, value in sorted(asdict(granted.parameters).items()))
+    return f"{granted.policy}:{granted.preset} {numbers}"

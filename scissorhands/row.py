@@ -33,8 +33,8 @@ class PendingPlan(Protocol):
 class Planner(Protocol):
     """Who is asked for plans. Whatever comes of it, the cache computes the same plan itself if none has come."""
 
-    def submit(self, row: "Row", snapshot: Snapshot) -> PendingPlan:
-        """Ask for the plan of a snapshot, without waiting."""
+    def submit(self, row: "Row", snapshot: Snapshot) -> PendingPlan | None:
+        """Ask for the plan of a snapshot, without waiting; None if nobody can be asked now."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +53,7 @@ class Row:
         grant: Its budget and the policy's numbers.
         pool: The pool that holds its slots.
         index: Its place in the pool.
+        name: Name by which a planner knows it.
         lengths: n of each layer: slots in use, per KV head.
         step: Tokens seen.
         epoch: Evictions applied.
@@ -64,6 +65,7 @@ class Row:
     grant: Grant
     pool: Pool
     index: int
+    name: str = ""
     lengths: list[int] = field(default_factory=list)
     step: int = 0
     epoch: int = 0

@@ -1,0 +1,48 @@
+"""Admission: a request of the protocol is checked and becomes a request of the engine."""
+
+from scissorhands.errors import InvalidRequestError, NotFoundError
+from scissorhands.grant import PolicyRequest
+from scissorhands.v1 import generation_pb2
+from scissorhands.wire import policy_request
+from scissorhands_server.worker.loading import LoadedModel
+from scissorhands_server.worker.prompt import prompt_ids
+from scissorhands_server.worker.sampling import validate
+from scissorhands_server.worker.task import GenerationRequest
+from scissorhands_server.worker.text import check_stops
+
+
+def check(
+    request: generation_pb2.GenerateRequest, loaded: LoadedModel, default_max_new_tokens: int
+) -> GenerationRequest:
+    """Check a request and build its prompt.
+
+    Raises:
+        InvalidRequestError: A field is missing, malformed or out of range.
+        NotFoundError: The model is not served here.
+    """
+    info = loaded.info
+    if request.model and request.model != info.name:
+        raise NotFoundError("model", f"no model {request.model!r} here; this worker serves {info.name!r}")
+    prompt = prompt_ids(request, loaded.tokenizer, info)
+    room = info.max_positions - len(prompt)
+    if request.max_new_tokens > room:
+        raise InvalidRequestError(
+            "max_new_tokens",
+            f"must be at most {room} for a prompt of {len(prompt)} tokens (the model has {info.max_positions} "
+            f"positions), got {request.max_new_tokens}",
+        )
+    return GenerationRequest(
+        prompt=tuple(prompt),
+        max_new_tokens=request.max_new_tokens or min(default_max_new_tokens, room),
+        sampling=validate(request.sampling, info.vocabulary),
+        stop=check_stops(request.stop),
+        ignore_eos=request.ignore_eos,
+    )
+
+
+def requested_policy(request: generation_pb2.GenerateRequest, default: PolicyRequest) -> PolicyRequest:
+    """Return the policy asked for; parameters without a name override those of the default policy."""
+    if not request.HasField("policy"):
+        return default
+    policy = policy_request(request.policy)
+    return policy if policy.name else PolicyRequest(default.name, policy.preset or default.preset, policy.parameters)

@@ -1,0 +1,331 @@
+"""The engine: one thread that steps all running rows together.
+
+Each turn of its loop frees the rows of streams that went away, gives free rows to waiting requests, reads one chunk of
+one prompt, and decodes one token of every row whose prompt has been read.
+"""
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+
+from scissorhands.cache import ResidentCache
+from scissorhands.errors import CapacityError, EngineError, ScissorhandsError, UnavailableError
+from scissorhands.row import Eviction, Row
+from scissorhands_server.worker.loading import LoadedModel
+from scissorhands_server.worker.metrics import WorkerMetrics
+from scissorhands_server.worker.offload import Offloader
+from scissorhands_server.worker.step import ModelStep
+from scissorhands_server.worker.task import Failed, Finished, Progress, Task, Token
+
+LOGGER = logging.getLogger(__name__)
+
+# A bound on every wait of the engine's thread, so that it notices when it should stop.
+IDLE_SECONDS = 0.5
+# When a request that found the queue full should try again.
+RETRY_SECONDS = 1.0
+
+# Called from the engine's thread when a task has ended; True if its evicted slots should be kept.
+Ended = Callable[[Task, bool], None]
+
+
+class Engine:
+    """Runs tasks on a model. All methods but the loop are called from other threads.
+
+    Args:
+        loaded: The model.
+        cache: Where rows live.
+        offloader: What becomes of evicted slots.
+        metrics: The worker's metrics.
+        rows: Tasks that run at once.
+        queue: Tasks that may wait.
+        plan_deadline: How long prefill waits for a plan, in seconds.
+        ended: Told of every task that ended.
+    """
+
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        cache: ResidentCache,
+        offloader: Offloader,
+        metrics: WorkerMetrics,
+        *,
+        rows: int,
+        queue: int,
+        plan_deadline: float,
+        ended: Ended,
+    ) -> None:
+        self._step = ModelStep(loaded.model)
+        self._eos_ids = loaded.eos_ids
+        self._cache = cache
+        self._offloader = offloader
+        self._metrics = metrics
+        self._max_rows = rows
+        self._max_queued = queue
+        self._plan_deadline = plan_deadline
+        self._ended = ended
+        self._waiting: deque[Task] = deque()
+        self._running: list[Task] = []
+        self._work = threading.Condition()
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+
+    def start(self) -> None:
+        """Start the engine's thread."""
+        self._thread.start()
+
+    def stop(self, timeout: float) -> None:
+        """Fail what still runs, and end the thread within ``timeout`` seconds."""
+        with self._work:
+            self._stopping = True
+            self._work.notify()
+        self._thread.join(timeout)
+
+    @property
+    def alive(self) -> bool:
+        """Whether the engine's thread runs."""
+        return self._thread.is_alive()
+
+    @property
+    def busy(self) -> bool:
+        """Whether any task runs or waits."""
+        with self._work:
+            return bool(self._waiting or self._running)
+
+    def check_capacity(self) -> None:
+        """Make sure that there is a place in the queue.
+
+        Raises:
+            CapacityError: The queue is full.
+            UnavailableError: The worker is stopping.
+        """
+        with self._work:
+            if self._stopping:
+                raise UnavailableError("the worker is stopping")
+            if len(self._running) + len(self._waiting) >= self._max_rows + self._max_queued:
+                raise CapacityError(
+                    f"all {self._max_rows} rows and {self._max_queued} places in the queue are taken", RETRY_SECONDS
+                )
+
+    def submit(self, task: Task) -> int:
+        """Queue a task and return how many are ahead of it; raises as :meth:`check_capacity` does."""
+        with self._work:
+            try:
+                self.check_capacity()
+            except ScissorhandsError:
+                self._ended(task, False)
+                raise
+            ahead = len(self._running) + len(self._waiting) - self._max_rows
+            self._waiting.append(task)
+            self._metrics.queued.set(len(self._waiting))
+            self._work.notify()
+        return max(0, ahead)
+
+    def cancel(self, task: Task) -> None:
+        """Free a task's row within a step; a task that has ended stays as it is."""
+        with self._work:
+            task.cancelled = True
+            self._work.notify()
+
+    @torch.inference_mode()
+    def _run(self) -> None:
+        while True:
+            with self._work:
+                if not (self._waiting or self._running or self._stopping):
+                    self._work.wait(IDLE_SECONDS)
+                if self._stopping:
+                    break
+            try:
+                self._turn()
+            except (
+                Exception
+            ):  # The engine's boundary: whatever fails outside a task's own work must not end the thread.
+                LOGGER.exception("the engine's turn failed; its tasks are ended")
+                self._fail_all(EngineError("the engine failed; see the worker's log"))
+        self._fail_all(UnavailableError("the worker is stopping"))
+
+    def _turn(self) -> None:
+        self._sweep()
+        self._admit()
+        self._prefill_chunk()
+        self._decode()
+        self._report()
+
+    def _sweep(self) -> None:
+        """Drop tasks whose streams went away."""
+        with self._work:
+            gone = [task for task in self._waiting if task.cancelled]
+            for task in gone:
+                self._waiting.remove(task)
+        gone += [task for task in self._running if task.cancelled]
+        for task in gone:
+            self._metrics.ended("cancelled")
+            self._free(task, keep_evicted=False)
+
+    def _admit(self) -> None:
+        """Give free rows to the tasks that wait longest."""
+        while len(self._running) < self._max_rows:
+            with self._work:
+                if not self._waiting:
+                    return
+                task = self._waiting.popleft()
+                self._running.append(task)
+            with self._guard([task]):
+                task.row = self._cache.add_row(task.grant, name=task.session_id)
+                task.started = time.monotonic()
+                self._metrics.queue_time.observe(task.started - task.arrived)
+
+    def _prefill_chunk(self) -> None:
+        """Read one chunk of the prompt that has waited longest."""
+        task = next((task for task in self._running if not task.prefilled), None)
+        if task is None:
+            return
+        with self._guard([task]):
+            row = _row(task)
+            remaining = len(task.request.prompt) - row.step
+            tokens = row.next_chunk(remaining)
+            self._evicted(task, self._cache.prepare_prefill(row, tokens, self._plan_deadline))
+            logits = self._step([row], [task.ids[row.step : row.step + tokens]])
+            self._metrics.prompt_tokens.inc(tokens)
+            self._metrics.mass.inc(tokens * self._cache.shape.layers * self._cache.shape.kv_heads)
+            task.emit(Progress(row.step))
+            if tokens == remaining:
+                self._accept(task, logits[0])
+
+    def _decode(self) -> None:
+        """Decode one token of every row whose prompt has been read."""
+        began = time.monotonic()
+        for task in self._decoding():
+            with self._guard([task]):
+                self._evicted(task, self._cache.prepare_decode(_row(task)))
+        batch = self._decoding()
+        if not batch:
+            return
+        rows = [_row(task) for task in batch]
+        last = [[task.ids[-1]] for task in batch]
+        try:
+            logits = list(self._step(rows, last))
+        except Exception:  # A boundary: find out which task it was, so that the others go on.
+            LOGGER.exception("a step of %d rows failed; each is stepped alone", len(batch))
+            for task, row, token in zip(batch, rows, last, strict=True):
+                with self._guard([task]):
+                    self._decoded(task, self._step([row], [token])[0])
+            return
+        for task, scores in zip(batch, logits, strict=True):
+            with self._guard([task]):
+                self._decoded(task, scores)
+        self._metrics.step.observe(time.monotonic() - began)
+
+    def _decoding(self) -> list[Task]:
+        """Return the tasks that decode, those of one pool next to each other."""
+        ready = [task for task in self._running if task.prefilled]
+        return sorted(ready, key=lambda task: (id(_row(task).pool), _row(task).index))
+
+    def _decoded(self, task: Task, logits: torch.Tensor) -> None:
+        self._metrics.mass.inc(self._cache.shape.layers * self._cache.shape.kv_heads)
+        self._accept(task, logits)
+
+    def _accept(self, task: Task, logits: torch.Tensor) -> None:
+        """Choose a task's next token and end the task if it was the last."""
+        request = task.request
+        token = task.sampler.next(logits, task.ids)
+        task.ids.append(token)
+        now = time.monotonic()
+        if task.generated == 1:
+            task.first_token = now
+            self._metrics.time_to_first_token.observe(now - task.arrived)
+        else:
+            self._metrics.inter_token_latency.observe(now - task.last_token)
+        task.last_token = now
+        self._metrics.generated_tokens.inc()
+        if token in self._eos_ids and not request.ignore_eos:
+            task.emit(Token(token, ""))
+            self._finish(task, Finished("eos", "", task.text.finish()))
+            return
+        delta = task.text.push(token)
+        task.emit(Token(token, delta.text))
+        if delta.stop is not None:
+            self._finish(task, Finished("stop", delta.stop, ""))
+        elif task.generated >= request.max_new_tokens:
+            self._finish(task, Finished("length", "", task.text.finish()))
+
+    def _evicted(self, task: Task, eviction: Eviction | None) -> None:
+        """Count an eviction and hand the evicted slots on."""
+        if eviction is None:
+            return
+        statistics, metrics = task.statistics, self._metrics
+        mass = eviction.mass()
+        statistics.evictions += 1
+        statistics.evicted_slots += eviction.slots
+        statistics.mass_dropped += mass
+        statistics.prefill_stall += eviction.waited
+        if eviction.source.value == "manager":
+            statistics.plans_manager += 1
+        else:
+            statistics.plans_local += 1
+        metrics.evictions.labels(task.grant.policy, eviction.phase.value).inc()
+        metrics.evicted_slots.inc(eviction.slots)
+        metrics.mass_dropped.inc(mass)
+        metrics.plans.labels(eviction.source.value, eviction.phase.value).inc()
+        metrics.prefill_stall.inc(eviction.waited)
+        self._offloader.offload(task, eviction)
+
+    def _finish(self, task: Task, finished: Finished) -> None:
+        self._metrics.ended(finished.reason)
+        self._free(task, keep_evicted=True)
+        task.emit(finished)
+
+    @contextmanager
+    def _guard(self, tasks: Sequence[Task]) -> Iterator[None]:
+        """End tasks with an error if their own work fails; the engine and all others go on."""
+        try:
+            yield
+        except ScissorhandsError as error:
+            self._fail(tasks, error)
+        except Exception as error:  # The boundary of one request: it ends with an error, and no other.
+            LOGGER.exception("request failed inside the engine")
+            self._fail(tasks, EngineError(f"the engine failed on this request: {type(error).__name__}"))
+
+    def _fail(self, tasks: Sequence[Task], error: ScissorhandsError) -> None:
+        for task in tasks:
+            self._metrics.ended("error")
+            self._free(task, keep_evicted=False)
+            task.emit(Failed(error))
+
+    def _fail_all(self, error: ScissorhandsError) -> None:
+        with self._work:
+            waiting = list(self._waiting)
+            self._waiting.clear()
+        self._fail([*waiting, *self._running], error)
+        self._report()
+
+    def _free(self, task: Task, *, keep_evicted: bool) -> None:
+        with self._work:
+            if task in self._running:
+                self._running.remove(task)
+        if task.row is not None:
+            self._cache.remove_row(task.row)
+            task.row = None
+        self._report()
+        self._ended(task, keep_evicted)
+
+    def _report(self) -> None:
+        """Set the gauges to what is true now."""
+        metrics, shape = self._metrics, self._cache.shape
+        rows = self._cache.rows
+        metrics.queued.set(len(self._waiting))
+        metrics.rows.set(len(self._running))
+        metrics.cache_slots.set(sum(sum(row.lengths) for row in rows) * shape.kv_heads)
+        metrics.budget_slots.set(sum(sum(row.grant.layer_slots) for row in rows) * shape.kv_heads)
+        metrics.allocated.set(self._cache.allocated_bytes())
+        metrics.full.set(sum(shape.full_bytes(row.step) for row in rows))
+
+
+def _row(task: Task) -> Row:
+    if task.row is None:
+        raise EngineError("the task has no row")
+    return task.row

@@ -1,0 +1,172 @@
+"""The link to the cache manager: one channel, its health, and the sessions that this worker holds there.
+
+Nothing here is waited for by the engine. While the manager is away, its answers are simply missing: grants and plans
+are computed here, segments wait within their bound, and the health check finds the manager again.
+"""
+
+import asyncio
+import logging
+from collections.abc import Iterable
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from scissorhands.errors import CapacityError, InvalidRequestError
+from scissorhands.v1 import budget_pb2, cache_manager_pb2, cache_manager_pb2_grpc
+from scissorhands_server.worker.metrics import WorkerMetrics
+
+LOGGER = logging.getLogger(__name__)
+
+HEALTH_INTERVAL_SECONDS = 0.5
+HEALTH_DEADLINE_SECONDS = 0.5
+# Sessions that one renewal may carry.
+RENEWAL_BATCH = 1024
+DEFAULT_LEASE_SECONDS = 30.0
+
+_REASONS = {
+    grpc.StatusCode.UNAVAILABLE: "unavailable",
+    grpc.StatusCode.DEADLINE_EXCEEDED: "deadline",
+    grpc.StatusCode.RESOURCE_EXHAUSTED: "refused",
+    grpc.StatusCode.INVALID_ARGUMENT: "refused",
+}
+
+_OPTIONS = [
+    ("grpc.keepalive_time_ms", 20_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+    # A manager that comes back is found within a second, however long it was away.
+    ("grpc.initial_reconnect_backoff_ms", 200),
+    ("grpc.max_reconnect_backoff_ms", 1_000),
+]
+
+
+class ManagerLink:
+    """A worker's connection to its manager. Lives on the event loop; :attr:`up` may be read from any thread.
+
+    Args:
+        address: ``host:port`` of the manager.
+        metrics: The worker's metrics.
+        deadline: Deadline of calls, in seconds.
+    """
+
+    def __init__(self, address: str, metrics: WorkerMetrics, deadline: float) -> None:
+        self.address = address
+        self.deadline = deadline
+        self.metrics = metrics
+        self._up = asyncio.Event()
+        self._sessions: dict[str, cache_manager_pb2.SessionSpec] = {}
+        self._lease = DEFAULT_LEASE_SECONDS
+        self._channel = grpc.aio.insecure_channel(address, options=_OPTIONS)
+        self.stub = cache_manager_pb2_grpc.CacheManagerServiceStub(self._channel)
+        self._health = health_pb2_grpc.HealthStub(self._channel)
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def start(self) -> None:
+        """Look for the manager once, then keep looking and renewing leases."""
+        await self._check()
+        self._tasks = [asyncio.create_task(self._watch()), asyncio.create_task(self._renew())]
+
+    async def stop(self) -> None:
+        """Stop looking and close the channel."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._channel.close(grace=None)
+
+    @property
+    def up(self) -> bool:
+        """Whether the manager answered last."""
+        return self._up.is_set()
+
+    async def wait_up(self) -> None:
+        """Wait until the manager answers; the caller sets the deadline."""
+        await self._up.wait()
+
+    def suspect(self) -> None:
+        """Ask nothing of the manager until it has answered a health check again."""
+        if self.up:
+            LOGGER.warning("the cache manager at %s does not answer; going on without it", self.address)
+        self._up.clear()
+        self.metrics.manager_up.set(0)
+
+    def failed(self, error: grpc.aio.AioRpcError) -> None:
+        """Count a failed call; one that got no answer makes the manager suspect."""
+        self.metrics.manager_errors.labels(_REASONS.get(error.code(), "other")).inc()
+        if error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
+            self.suspect()
+
+    def session(self, session_id: str) -> cache_manager_pb2.SessionSpec | None:
+        """Return what was opened under an id; None once it is closed."""
+        return self._sessions.get(session_id)
+
+    async def open(self, spec: cache_manager_pb2.SessionSpec) -> budget_pb2.Grant | None:
+        """Ask for a grant; None if the manager does not answer.
+
+        Raises:
+            CapacityError: The manager holds as many sessions as it can.
+            InvalidRequestError: The manager refuses the request.
+        """
+        if not self.up:
+            return None
+        try:
+            request = cache_manager_pb2.OpenSessionRequest(session=spec)
+            response = await self.stub.OpenSession(request, timeout=self.deadline)
+        except grpc.aio.AioRpcError as error:
+            self.failed(error)
+            if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:
+                raise CapacityError(f"the cache manager is full: {error.details()}", 1.0) from error
+            if error.code() is grpc.StatusCode.INVALID_ARGUMENT:
+                raise InvalidRequestError("session", f"the cache manager refuses it: {error.details()}") from error
+            return None
+        self._lease = response.grant.lease.ToTimedelta().total_seconds() or DEFAULT_LEASE_SECONDS
+        return response.grant
+
+    def hold(self, spec: cache_manager_pb2.SessionSpec) -> None:
+        """Renew the lease of a session, grant included, until :meth:`release`."""
+        self._sessions[spec.session_id] = spec
+
+    def release(self, session_id: str) -> bool:
+        """Stop renewing a lease; False if it was not held."""
+        return self._sessions.pop(session_id, None) is not None
+
+    async def close(self, session_id: str, *, discard: bool) -> None:
+        """Close a session; if the manager does not answer, its lease runs out instead."""
+        request = cache_manager_pb2.CloseSessionRequest(session_id=session_id, discard_segments=discard)
+        try:
+            await self.stub.CloseSession(request, timeout=self.deadline)
+        except grpc.aio.AioRpcError as error:
+            if error.code() is not grpc.StatusCode.NOT_FOUND:
+                self.failed(error)
+
+    async def _watch(self) -> None:
+        while True:
+            await asyncio.sleep(HEALTH_INTERVAL_SECONDS)
+            await self._check()
+
+    async def _check(self) -> None:
+        try:
+            response = await self._health.Check(health_pb2.HealthCheckRequest(), timeout=HEALTH_DEADLINE_SECONDS)
+        except grpc.aio.AioRpcError:
+            self.suspect()
+            return
+        if response.status != health_pb2.HealthCheckResponse.SERVING:
+            self.suspect()
+        elif not self.up:
+            LOGGER.info("the cache manager at %s answers", self.address)
+            self._up.set()
+            self.metrics.manager_up.set(1)
+
+    async def _renew(self) -> None:
+        while True:
+            await asyncio.sleep(self._lease / 3)
+            for batch in _batches(list(self._sessions.values())):
+                if not self.up:
+                    break
+                try:
+                    request = cache_manager_pb2.RenewSessionsRequest(sessions=batch)
+                    await self.stub.RenewSessions(request, timeout=self.deadline)
+                except grpc.aio.AioRpcError as error:
+                    self.failed(error)
+
+
+def _batches(sessions: list[cache_manager_pb2.SessionSpec]) -> Iterable[list[cache_manager_pb2.SessionSpec]]:
+    return (sessions[start : start + RENEWAL_BATCH] for start in range(0, len(sessions), RENEWAL_BATCH))

@@ -1,0 +1,90 @@
+"""Offloading: evicted slots become segments on their way to the manager."""
+
+import logging
+from typing import Protocol
+
+from scissorhands.archive import encode_segment
+from scissorhands.codec import get_codec
+from scissorhands.errors import InvalidRequestError
+from scissorhands.grant import grant_text
+from scissorhands.row import Eviction
+from scissorhands.segment import SegmentIdentity
+from scissorhands.v1 import model_pb2
+from scissorhands_server.worker.metrics import WorkerMetrics
+from scissorhands_server.worker.task import Task
+
+LOGGER = logging.getLogger(__name__)
+
+# The manager derives tenants from credentials; without any, everybody is this one.
+DEFAULT_TENANT = "default"
+
+
+class SegmentSink(Protocol):
+    """Where segments go."""
+
+    @property
+    def accepting(self) -> bool:
+        """Whether a segment has any chance now; encoding one that has none would be wasted."""
+
+    def stage(self, session_id: str, epoch: int, segment: bytes) -> bool:
+        """Queue a segment without waiting; False if there is no room."""
+
+
+class NoSink:
+    """Where segments go when there is no manager: nowhere."""
+
+    accepting = False
+
+    def stage(self, session_id: str, epoch: int, segment: bytes) -> bool:
+        """Refuse the segment."""
+        del session_id, epoch, segment
+        return False
+
+
+class Offloader:
+    """Encodes what evictions drop and hands it to the link, or drops and counts it.
+
+    Args:
+        info: The served model.
+        sink: Where segments go.
+        metrics: The worker's metrics.
+    """
+
+    def __init__(self, info: model_pb2.ModelInfo, sink: SegmentSink, metrics: WorkerMetrics) -> None:
+        self._info = info
+        self._sink = sink
+        self._metrics = metrics
+
+    def offload(self, task: Task, eviction: Eviction) -> None:
+        """Encode and queue one eviction's slots; called from the engine's thread, never waits."""
+        if not task.codec:
+            return
+        segment = self._encode(task, eviction) if self._sink.accepting else b""
+        if segment and self._sink.stage(task.session_id, eviction.epoch, segment):
+            task.statistics.segments += 1
+            task.statistics.segment_bytes += len(segment)
+        else:
+            task.statistics.segments_dropped += 1
+            self._metrics.segments.labels("dropped").inc()
+            self._metrics.segment_bytes.labels("dropped").inc(len(segment))
+
+    def _encode(self, task: Task, eviction: Eviction) -> bytes:
+        codec = get_codec(task.codec)
+        identity = SegmentIdentity(
+            model=self._info.fingerprint,
+            tokenizer=self._info.tokenizer_fingerprint,
+            dtype=self._info.dtype,
+            policy=grant_text(task.grant),
+            layer_slots=",".join(map(str, task.grant.layer_slots)),
+            codec=codec.name,
+            codec_version=str(codec.version),
+            tokens=task.token_digest(eviction.step),
+            tenant=DEFAULT_TENANT,
+            session_id=task.session_id,
+        )
+        try:
+            return encode_segment(identity, eviction.epoch, eviction.step, eviction.layers, codec)
+        except InvalidRequestError as error:
+            # Keys that are not finite cannot be stored; the answer goes on without its archive.
+            LOGGER.warning("a segment could not be encoded: %s", error)
+            return b""

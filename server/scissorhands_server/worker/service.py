@@ -1,0 +1,164 @@
+"""Serving one request: its session, its task, and the events of its stream."""
+
+import asyncio
+import secrets
+from collections.abc import AsyncGenerator
+from concurrent.futures import ThreadPoolExecutor
+
+from scissorhands.budget import BudgetRequest
+from scissorhands.errors import CapacityError, EngineError, InvalidRequestError, NotFoundError, UnavailableError
+from scissorhands.grant import PolicyRequest, grant
+from scissorhands.policies import get_policy
+from scissorhands.v1 import budget_pb2, cache_manager_pb2, generation_pb2
+from scissorhands.wire import budget_request, grant_message, model_shape, policy_message, read_grant
+from scissorhands_server.worker.admission import check, requested_policy
+from scissorhands_server.worker.engine import Engine
+from scissorhands_server.worker.link import ManagerLink
+from scissorhands_server.worker.loading import LoadedModel
+from scissorhands_server.worker.metrics import WorkerMetrics
+from scissorhands_server.worker.report import finish_message
+from scissorhands_server.worker.sampling import Sampler
+from scissorhands_server.worker.settings import WorkerSettings
+from scissorhands_server.worker.task import Event, Failed, Finished, GenerationRequest, Progress, Task, Token
+from scissorhands_server.worker.text import TextStream
+
+# How long a stream waits for an event before it makes sure that the engine still runs.
+WATCH_SECONDS = 5.0
+
+
+class GenerationHost:
+    """Runs requests on an engine.
+
+    Args:
+        loaded: The model.
+        engine: The engine.
+        link: The link to the manager; None if there is none.
+        metrics: The worker's metrics.
+        settings: The worker's settings.
+        worker_id: Id of this worker.
+    """
+
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        engine: Engine,
+        link: ManagerLink | None,
+        metrics: WorkerMetrics,
+        settings: WorkerSettings,
+        worker_id: str,
+    ) -> None:
+        self.loaded = loaded
+        self.settings = settings
+        self.link = link
+        self._engine = engine
+        self._metrics = metrics
+        self._worker_id = worker_id
+        # Tokenizing a long prompt takes a while, and a tokenizer may not be used by two threads at once.
+        self._tokenizing = ThreadPoolExecutor(max_workers=1, thread_name_prefix="tokenizer")
+        self._shape = model_shape(loaded.info)
+        name, _, preset = settings.default_policy.partition(":")
+        get_policy(name, preset)
+        self._default_policy = PolicyRequest(name, preset)
+
+    async def stream(self, request: generation_pb2.GenerateRequest) -> AsyncGenerator[generation_pb2.GenerateResponse]:
+        """Yield a request's events; leaving the iterator early cancels the request.
+
+        Raises:
+            ScissorhandsError: The request is refused, or fails.
+        """
+        try:
+            task, accepted = await self._accept(request)
+        except (InvalidRequestError, NotFoundError):
+            self._metrics.ended("refused")
+            raise
+        except (CapacityError, UnavailableError):
+            self._metrics.ended("overloaded")
+            raise
+        ended = False
+        try:
+            yield generation_pb2.GenerateResponse(accepted=accepted)
+            while not ended:
+                event = await self._next(task)
+                ended = isinstance(event, Finished | Failed)
+                for response in self._responses(task, event):
+                    yield response
+        finally:
+            if not ended:
+                self._engine.cancel(task)
+
+    async def _accept(self, request: generation_pb2.GenerateRequest) -> tuple[Task, generation_pb2.Accepted]:
+        """Check a request, open its session and queue its task."""
+        checked = await asyncio.get_running_loop().run_in_executor(
+            self._tokenizing, check, request, self.loaded, self.settings.default_max_new_tokens
+        )
+        task, granted = await self._task(request, checked)
+        accepted = generation_pb2.Accepted(
+            session_id=task.session_id,
+            prompt_tokens=len(checked.prompt),
+            grant=granted,
+            max_new_tokens=checked.max_new_tokens,
+            queued_ahead=self._engine.submit(task),
+            seed=checked.sampling.seed,
+        )
+        return task, accepted
+
+    async def _task(
+        self, request: generation_pb2.GenerateRequest, checked: GenerationRequest
+    ) -> tuple[Task, budget_pb2.Grant]:
+        """Open a session and make the task that runs under its grant."""
+        self._engine.check_capacity()
+        policy = requested_policy(request, self._default_policy)
+        total = len(checked.prompt) + checked.max_new_tokens
+        asked = budget_request(request.budget) if request.HasField("budget") else None
+        default = BudgetRequest.fraction(1.0 if policy.name == "full" else self.settings.default_budget)
+        # Resolved here first: whatever is wrong with the request is told in the same words with and without a manager.
+        local = grant(asked or default, policy, self._shape, total)
+        spec = cache_manager_pb2.SessionSpec(
+            session_id=secrets.token_hex(12),
+            worker_id=self._worker_id,
+            model=self.loaded.info,
+            prompt_tokens=len(checked.prompt),
+            max_new_tokens=checked.max_new_tokens,
+            budget=request.budget if asked else None,
+            policy=policy_message(policy),
+        )
+        granted = await self.link.open(spec) if self.link else None
+        if granted is None or len(granted.layer_slots) != self._shape.layers:
+            granted = grant_message(local, budget_pb2.GRANT_SOURCE_LOCAL, self.settings.codec)
+        if self.link:
+            spec.grant.CopyFrom(granted)
+            self.link.hold(spec)
+        task = Task(
+            session_id=spec.session_id,
+            request=checked,
+            grant=read_grant(granted),
+            codec=granted.codec,
+            sampler=Sampler(checked.sampling),
+            text=TextStream(self.loaded.tokenizer, checked.stop),
+            loop=asyncio.get_running_loop(),
+        )
+        return task, granted
+
+    async def _next(self, task: Task) -> Event:
+        """Return the next event; a stream never hangs, even if the engine's thread should die."""
+        while True:
+            try:
+                return await asyncio.wait_for(task.events.get(), WATCH_SECONDS)
+            except TimeoutError:
+                if not self._engine.alive:
+                    raise EngineError("the engine has stopped") from None
+
+    def _responses(self, task: Task, event: Event) -> list[generation_pb2.GenerateResponse]:
+        if isinstance(event, Progress):
+            progress = generation_pb2.PrefillProgress(done=event.done, total=len(task.request.prompt))
+            return [generation_pb2.GenerateResponse(prefill=progress)]
+        if isinstance(event, Token):
+            delta = generation_pb2.Delta(text=event.text, token_ids=[event.token_id])
+            return [generation_pb2.GenerateResponse(delta=delta)]
+        if isinstance(event, Failed):
+            raise event.error
+        responses = []
+        if event.text:
+            responses.append(generation_pb2.GenerateResponse(delta=generation_pb2.Delta(text=event.text)))
+        finish = finish_message(task, event, self._shape)
+        return [*responses, generation_pb2.GenerateResponse(finish=finish)]

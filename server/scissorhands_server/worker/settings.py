@@ -1,0 +1,53 @@
+"""The worker's settings; see :mod:`scissorhands_server.settings` for where they are read from."""
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field
+from pydantic_settings import SettingsConfigDict
+
+from scissorhands_server.settings import ServerSettings
+
+
+class WorkerSettings(ServerSettings):
+    """Everything that decides how a worker runs."""
+
+    model_config = SettingsConfigDict(env_prefix="SCISSORHANDS_WORKER_")
+
+    model: str = Field(min_length=1, description="Model to serve: a folder, a hub id or a GGUF file.")
+    model_name: str = Field(default="", description="Name under which the model is served; none takes the model's own.")
+    host: str = Field(default="127.0.0.1", description="Address to listen on.")
+    port: int = Field(default=50051, ge=0, le=65535, description="Port to listen on; 0 takes any free one.")
+    metrics_host: str = Field(default="127.0.0.1", description="Address of the metrics endpoint.")
+    metrics_port: int = Field(
+        default=9101, ge=0, le=65535, description="Port of the metrics endpoint; 0: any free one."
+    )
+    manager: str = Field(default="", description="Address of the cache manager, host:port; none plans locally.")
+    worker_id: str = Field(default="", max_length=64, description="Id of this worker; none makes one up.")
+    rows: int = Field(default=4, ge=1, le=1024, description="Requests that decode at once.")
+    queue: int = Field(default=64, ge=0, le=65536, description="Requests that wait when all rows are taken.")
+    threads: int = Field(default=1, ge=1, le=1024, description="CPU threads for the model.")
+    device: str = Field(default="auto", description="Torch device; auto takes the first CUDA device, else the CPU.")
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
+        default="auto", description="Number type of the model; auto: float32 on the CPU, else the checkpoint's own."
+    )
+    cache_folder: Path = Field(
+        default=Path("~/.cache/scissorhands"), description="Folder for models converted from GGUF."
+    )
+    default_budget: float = Field(
+        default=0.2, gt=0, le=1, description="Budget of requests that name none while no manager answers, a fraction."
+    )
+    default_policy: str = Field(default="scissorhands", description="Policy of requests that name none.")
+    default_max_new_tokens: int = Field(default=256, ge=1, description="Tokens to generate if a request names none.")
+    plan_deadline: float = Field(
+        default=0.25, ge=0, le=60, description="How long a prefill chunk waits for the manager's plan, in seconds."
+    )
+    manager_deadline: float = Field(
+        default=1.0, gt=0, le=60, description="Deadline of other calls to the manager, in seconds."
+    )
+    codec: str = Field(default="int4", description="Codec of evicted slots while no manager grants one; none: dropped.")
+    staging_bytes: int = Field(
+        default=64 << 20, ge=0, description="Bytes of encoded segments that may wait for the manager."
+    )
+    grace: float = Field(default=10.0, ge=0, le=3600, description="How long a stop waits for answers, in seconds.")
+    log_level: str = Field(default="info", description="Least severe messages to log: debug, info, warning or error.")

@@ -1,0 +1,132 @@
+"""A task: one request on its way through the engine."""
+
+import asyncio
+import hashlib
+import time
+from array import array
+from dataclasses import dataclass, field
+
+from scissorhands.budget import Grant
+from scissorhands.errors import ScissorhandsError
+from scissorhands.row import Row
+from scissorhands_server.worker.sampling import Sampler, SamplingParameters
+from scissorhands_server.worker.text import TextStream
+
+
+@dataclass(frozen=True)
+class GenerationRequest:
+    """A request that has been checked.
+
+    Args:
+        prompt: Token ids.
+        max_new_tokens: Most tokens to generate.
+        sampling: How tokens are chosen.
+        stop: Stop strings.
+        ignore_eos: Whether to continue past end-of-sequence tokens.
+    """
+
+    prompt: tuple[int, ...]
+    max_new_tokens: int
+    sampling: SamplingParameters
+    stop: tuple[str, ...]
+    ignore_eos: bool
+
+
+@dataclass(frozen=True)
+class Progress:
+    """The prompt is being read: tokens done."""
+
+    done: int
+
+
+@dataclass(frozen=True)
+class Token:
+    """One token was generated; ``text`` is what became certain with it."""
+
+    token_id: int
+    text: str
+
+
+@dataclass(frozen=True)
+class Finished:
+    """Generation ended: ``eos``, ``stop`` or ``length``; ``text`` is what was still held back."""
+
+    reason: str
+    stop: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Failed:
+    """Generation ended with an error."""
+
+    error: ScissorhandsError
+
+
+Event = Progress | Token | Finished | Failed
+
+
+@dataclass
+class Statistics:
+    """What a task's cache did; see the protocol's ``CacheStatistics``."""
+
+    evictions: int = 0
+    evicted_slots: int = 0
+    mass_dropped: float = 0.0
+    plans_manager: int = 0
+    plans_local: int = 0
+    prefill_stall: float = 0.0
+    segments: int = 0
+    segment_bytes: int = 0
+    segments_dropped: int = 0
+
+
+@dataclass
+class Task:
+    """One request: what was asked, how far it has come, and the events that its stream waits for.
+
+    The engine's thread owns everything but ``events`` and ``cancelled``. Events are at most one for each prompt token
+    and new token, so the queue between the threads is bounded by the request itself.
+    """
+
+    session_id: str
+    request: GenerationRequest
+    grant: Grant
+    codec: str
+    sampler: Sampler
+    text: TextStream
+    loop: asyncio.AbstractEventLoop
+    events: "asyncio.Queue[Event]" = field(default_factory=asyncio.Queue)
+    cancelled: bool = False
+    row: Row | None = None
+    ids: list[int] = field(default_factory=list)
+    statistics: Statistics = field(default_factory=Statistics)
+    arrived: float = field(default_factory=time.monotonic)
+    started: float = 0.0
+    first_token: float = 0.0
+    last_token: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.ids = list(self.request.prompt)
+        self._digest = hashlib.sha256()
+        self._digested = 0
+
+    @property
+    def generated(self) -> int:
+        """Tokens generated so far."""
+        return len(self.ids) - len(self.request.prompt)
+
+    @property
+    def prefilled(self) -> bool:
+        """Whether the whole prompt has been read."""
+        return self.row is not None and self.row.step >= len(self.request.prompt)
+
+    def emit(self, event: Event) -> None:
+        """Hand an event to the stream, from the engine's thread."""
+        self.loop.call_soon_threadsafe(self.events.put_nowait, event)
+
+    def token_digest(self, step: int) -> str:
+        """Return the hex SHA-256 of the first ``step`` token ids; ``step`` never falls."""
+        self._digest.update(array("I", self.ids[self._digested : step]).tobytes())
+        self._digested = step
+        return self._digest.hexdigest()

@@ -1,0 +1,202 @@
+"""The staging buffer: segments wait here, within a bound, on their way to the manager."""
+
+import asyncio
+import logging
+import threading
+from collections import deque
+from collections.abc import Awaitable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+
+import grpc
+
+from scissorhands.v1 import cache_manager_pb2
+from scissorhands_server.worker.link import ManagerLink
+
+LOGGER = logging.getLogger(__name__)
+
+CHUNK_BYTES = 1 << 20
+# Bytes that one call carries; a call is repeated whole if it fails.
+BATCH_BYTES = 8 << 20
+ATTEMPTS = 3
+UPLOAD_DEADLINE_SECONDS = 10.0
+# How long a wait lasts before the loop looks around again.
+IDLE_SECONDS = 1.0
+
+_PASSING = (
+    grpc.StatusCode.UNAVAILABLE,
+    grpc.StatusCode.DEADLINE_EXCEEDED,
+    grpc.StatusCode.RESOURCE_EXHAUSTED,
+    grpc.StatusCode.CANCELLED,
+)
+
+
+@dataclass(frozen=True, eq=False)
+class StagedSegment:
+    """A segment that waits."""
+
+    session: cache_manager_pb2.SessionSpec
+    epoch: int
+    data: bytes
+
+
+@dataclass(frozen=True, eq=False)
+class StagedClose:
+    """A session's end; it waits behind the session's segments."""
+
+    session_id: str
+    discard: bool
+
+
+class Uploader:
+    """Sends segments and session ends to the manager in the order in which they came.
+
+    ``stage`` and ``end`` may be called from any thread and never wait.
+
+    Args:
+        link: The link to the manager.
+        loop: The event loop on which the link lives.
+        bound: Bytes of segments that may wait; what does not fit is refused.
+    """
+
+    def __init__(self, link: ManagerLink, loop: asyncio.AbstractEventLoop, bound: int) -> None:
+        self._link = link
+        self._loop = loop
+        self._bound = bound
+        self._staged: deque[StagedSegment | StagedClose] = deque()
+        self._bytes = 0
+        self._lock = threading.Lock()
+        self._wake = asyncio.Event()
+        self._drained = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begin sending; called on the event loop."""
+        self._task = asyncio.create_task(self._run())
+
+    async def stop(self, grace: float) -> None:
+        """Send what waits, for at most ``grace`` seconds, then stop."""
+        if self._link.up and self._staged:
+            self._drained.clear()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._drained.wait(), grace)
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    @property
+    def accepting(self) -> bool:
+        """Whether there is any room."""
+        return self._bytes < self._bound
+
+    def stage(self, session_id: str, epoch: int, segment: bytes) -> bool:
+        """Queue a segment; False if it does not fit or its session has ended."""
+        session = self._link.session(session_id)
+        with self._lock:
+            if session is None or self._bytes + len(segment) > self._bound:
+                return False
+            self._staged.append(StagedSegment(session, epoch, segment))
+            self._count(len(segment))
+        self._notify()
+        return True
+
+    def end(self, session_id: str, *, discard: bool) -> None:
+        """Queue a session's end; with ``discard`` its waiting segments are dropped."""
+        with self._lock:
+            if discard:
+                for item in list(self._staged):
+                    if isinstance(item, StagedSegment) and item.session.session_id == session_id:
+                        self._staged.remove(item)
+                        self._dropped(item)
+            # While the manager is away the lease will run out on its own, and ends must not pile up.
+            if self._link.up:
+                self._staged.append(StagedClose(session_id, discard))
+        self._notify()
+
+    def _notify(self) -> None:
+        self._loop.call_soon_threadsafe(self._wake.set)
+
+    async def _run(self) -> None:
+        attempts = 0
+        while True:
+            if not self._staged:
+                self._drained.set()
+                self._wake.clear()
+                if not self._staged:
+                    await self._wait(self._wake.wait())
+                continue
+            if not self._link.up:
+                await self._wait(self._link.wait_up())
+                continue
+            head = self._staged[0]
+            if isinstance(head, StagedClose):
+                self._staged.popleft()
+                await self._link.close(head.session_id, discard=head.discard)
+                continue
+            batch = self._batch()
+            attempts += 1
+            if await self._upload(batch, last=attempts >= ATTEMPTS):
+                attempts = 0
+
+    @staticmethod
+    async def _wait(event: Awaitable[object]) -> None:
+        with suppress(TimeoutError):
+            await asyncio.wait_for(event, IDLE_SECONDS)
+
+    def _batch(self) -> list[StagedSegment]:
+        """Return the segments at the head of the queue, up to a bound of bytes; they stay in the queue."""
+        batch: list[StagedSegment] = []
+        size = 0
+        with self._lock:
+            for item in self._staged:
+                if isinstance(item, StagedClose) or (batch and size + len(item.data) > BATCH_BYTES):
+                    break
+                batch.append(item)
+                size += len(item.data)
+        return batch
+
+    async def _upload(self, batch: list[StagedSegment], *, last: bool) -> bool:
+        """Send a batch; True if it has left the queue, stored or dropped."""
+        try:
+            response = await self._link.stub.OffloadSegments(_messages(batch), timeout=UPLOAD_DEADLINE_SECONDS)
+        except grpc.aio.AioRpcError as error:
+            self._link.failed(error)
+            if error.code() in _PASSING and not last:
+                return False
+            LOGGER.warning("%d segments were dropped: %s", len(batch), error.details())
+            self._remove(batch, refused={(item.session.session_id, item.epoch) for item in batch})
+            return True
+        self._remove(batch, refused={(item.session_id, item.epoch) for item in response.refused})
+        return True
+
+    def _remove(self, batch: list[StagedSegment], refused: set[tuple[str, int]]) -> None:
+        metrics = self._link.metrics
+        with self._lock:
+            for item in batch:
+                if item not in self._staged:  # Its session ended meanwhile, and it was dropped and counted there.
+                    continue
+                self._staged.remove(item)
+                if (item.session.session_id, item.epoch) in refused:
+                    self._dropped(item)
+                else:
+                    self._count(-len(item.data))
+                    metrics.segments.labels("offloaded").inc()
+                    metrics.segment_bytes.labels("offloaded").inc(len(item.data))
+
+    def _dropped(self, item: StagedSegment) -> None:
+        self._count(-len(item.data))
+        self._link.metrics.segments.labels("dropped").inc()
+        self._link.metrics.segment_bytes.labels("dropped").inc(len(item.data))
+
+    def _count(self, size: int) -> None:
+        self._bytes += size
+        self._link.metrics.staged.set(self._bytes)
+
+
+def _messages(batch: list[StagedSegment]) -> Iterator[cache_manager_pb2.OffloadSegmentsRequest]:
+    for item in batch:
+        yield cache_manager_pb2.OffloadSegmentsRequest(
+            header=cache_manager_pb2.SegmentHeader(session=item.session, epoch=item.epoch, size_bytes=len(item.data))
+        )
+        for start in range(0, len(item.data), CHUNK_BYTES):
+            yield cache_manager_pb2.OffloadSegmentsRequest(chunk=item.data[start : start + CHUNK_BYTES])
