@@ -52,6 +52,7 @@ def grant(budget: BudgetRequest, policy: PolicyRequest, shape: ModelShape, total
         raise InvalidRequestError(
             "budget", f"policy full keeps every token and needs {total_tokens} slots, got {slots}"
         )
+    chosen.check(parameters_for(slots))
     return Grant(
         policy=chosen.name,
         preset=chosen.preset,

@@ -44,6 +44,14 @@ class Policy(ABC):
         del parameters
         return {}
 
+    def check(self, parameters: EvictionParameters) -> None:
+        """Refuse numbers that the policy or its signals cannot work with.
+
+        Raises:
+            InvalidRequestError: A number is out of range.
+        """
+        del parameters
+
     def plan(self, parameters: EvictionParameters, layer_slots: tuple[int, ...], snapshot: Snapshot) -> Plan:
         """Return which slots of ``snapshot`` to keep; a pure function of its arguments."""
         lengths = [layer.length + snapshot.ahead for layer in snapshot.layers]

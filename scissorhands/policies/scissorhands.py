@@ -10,11 +10,15 @@ from typing import ClassVar
 import numpy as np
 
 from scissorhands.budget import EvictionParameters
+from scissorhands.errors import InvalidRequestError
 from scissorhands.policies.base import Policy, Scores, common_parameters
 from scissorhands.snapshot import LayerEvidence
 
 # Queries that the default's two rotating buckets span together. Each counts at most 128, so a byte a bucket does.
 DEFAULT_WINDOW = 256
+# The longest window that two one-byte buckets count, and the longest ring that is worth its bytes.
+_MAX_WINDOW = 510
+_MAX_RING = 4096
 
 
 class Scissorhands(Policy):
@@ -43,6 +47,19 @@ class Scissorhands(Policy):
         if self.preset == "paper":
             return {"low_count_ring": parameters.window}
         return {"low_count": 2}
+
+    def check(self, parameters: EvictionParameters) -> None:
+        """Refuse windows that the low counts cannot span.
+
+        Raises:
+            InvalidRequestError: The window is out of range.
+        """
+        field, window = "policy.parameters.window", parameters.window
+        if self.preset == "paper":
+            if not 1 <= window <= _MAX_RING:
+                raise InvalidRequestError(field, f"must be 1 to {_MAX_RING} queries, got {window}")
+        elif not 2 <= window <= _MAX_WINDOW or window % 2:
+            raise InvalidRequestError(field, f"must be an even number of 2 to {_MAX_WINDOW} queries, got {window}")
 
     def score(self, evidence: LayerEvidence, step: int, parameters: EvictionParameters) -> Scores:
         """Return minus the low count, in the default preset per query observed."""
