@@ -16,7 +16,8 @@ from scissorhands.snapshot import LayerEvidence
 
 # Queries that the default's two rotating buckets span together. Each counts at most 128, so a byte a bucket does.
 DEFAULT_WINDOW = 256
-# The longest window that two one-byte buckets count, and the longest ring that is worth its bytes.
+# The windows that two one-byte buckets count, and the longest ring that is worth its bytes.
+_MIN_WINDOW = 2
 _MAX_WINDOW = 510
 _MAX_RING = 4096
 
@@ -58,8 +59,10 @@ class Scissorhands(Policy):
         if self.preset == "paper":
             if not 1 <= window <= _MAX_RING:
                 raise InvalidRequestError(field, f"must be 1 to {_MAX_RING} queries, got {window}")
-        elif not 2 <= window <= _MAX_WINDOW or window % 2:
-            raise InvalidRequestError(field, f"must be an even number of 2 to {_MAX_WINDOW} queries, got {window}")
+        elif not _MIN_WINDOW <= window <= _MAX_WINDOW or window % 2:
+            raise InvalidRequestError(
+                field, f"must be an even number of {_MIN_WINDOW} to {_MAX_WINDOW} queries, got {window}"
+            )
 
     def score(self, evidence: LayerEvidence, step: int, parameters: EvictionParameters) -> Scores:
         """Return minus the low count, in the default preset per query observed."""
