@@ -25,14 +25,17 @@ LABEL org.opencontainers.image.title="scissorhands-worker" \
       org.opencontainers.image.licenses="Apache-2.0" \
       org.opencontainers.image.version="0.1.0"
 RUN groupadd --gid 10001 scissorhands \
-    && useradd --uid 10001 --gid 10001 --no-create-home --home-dir /nonexistent --shell /usr/sbin/nologin scissorhands
+    && useradd --uid 10001 --gid 10001 --no-create-home --home-dir /nonexistent --shell /usr/sbin/nologin scissorhands \
+    && install --directory --owner=10001 --group=10001 /var/cache/scissorhands
 COPY --from=build /opt/scissorhands /opt/scissorhands
 # Inside a container the servers listen on all its addresses; what is published decides who reaches them.
 ENV PATH=/opt/scissorhands/bin:$PATH \
     PYTHONUNBUFFERED=1 \
     PYTHONDONTWRITEBYTECODE=1 \
-    HF_HOME=/tmp/huggingface \
-    SCISSORHANDS_WORKER_HOST=0.0.0.0
+    HF_HOME=/var/cache/scissorhands/huggingface \
+    SCISSORHANDS_WORKER_CACHE_FOLDER=/var/cache/scissorhands/models \
+    SCISSORHANDS_WORKER_HOST=0.0.0.0 \
+    SCISSORHANDS_WORKER_METRICS_HOST=0.0.0.0
 USER 10001:10001
 WORKDIR /tmp
 EXPOSE 50051 9101

@@ -9,6 +9,13 @@ from pathlib import Path
 
 import pytest
 import yaml
+from prometheus_client import CollectorRegistry
+
+from scissorhands_server.manager.metrics import ManagerMetrics
+from scissorhands_server.manager.settings import ManagerSettings
+from scissorhands_server.settings import variable
+from scissorhands_server.worker.metrics import WorkerMetrics
+from scissorhands_server.worker.settings import WorkerSettings
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCKER = ROOT / "docker"
@@ -109,6 +116,28 @@ def test_the_dashboards_queries_are_promql(expressions, tmp_path):
     path = tmp_path / "rules.yml"
     path.write_text(yaml.safe_dump({"groups": [{"name": "dashboard", "rules": rules}]}))
     assert f"{len(rules)} rules found" in run("promtool", "check", "rules", str(path))
+
+
+def test_every_metric_of_the_dashboard_exists(expressions):
+    registry = CollectorRegistry()
+    WorkerMetrics(registry, "model", rows=1, queue=1)
+    ManagerMetrics(registry)
+    existing = {sample.name: set(sample.labels) for family in registry.collect() for sample in family.samples}
+    for expression in expressions:
+        names = re.findall(r"scissorhands_\w+", expression)
+        assert names or expression.startswith("up")
+        for name in names:
+            assert name in existing, expression
+            for grouped in re.findall(r"by \(([^)]*)\)", expression):
+                assert {label.strip() for label in grouped.split(",")} <= existing[name], expression
+
+
+def test_the_containers_set_only_settings_that_exist(services):
+    for name, kind in (("worker", WorkerSettings), ("manager", ManagerSettings)):
+        known = {variable(kind, field) for field in kind.model_fields}
+        image = set(re.findall(r"\bSCISSORHANDS_\w+(?==)", (DOCKER / f"{name}.Dockerfile").read_text()))
+        assert f"SCISSORHANDS_{name.upper()}_HOST" in image
+        assert image | set(services[name]["environment"]) <= known
 
 
 def test_the_dashboard_can_be_provisioned(services):

@@ -1,0 +1,287 @@
+"""The panels of the Grafana dashboard, as data."""
+
+from dataclasses import dataclass
+
+from grafana_foundation_sdk.models import units
+
+WORKER = "scissorhands_worker_"
+MANAGER = "scissorhands_manager_"
+
+
+@dataclass(frozen=True)
+class Query:
+    """One PromQL expression and the legend of its series, where ``{{label}}`` stands for a label's value."""
+
+    expression: str
+    legend: str
+
+
+@dataclass(frozen=True)
+class Graph:
+    """A panel that draws series over time."""
+
+    title: str
+    description: str
+    unit: str
+    queries: tuple[Query, ...]
+
+
+@dataclass(frozen=True)
+class Light:
+    """A panel that is green while its series are 1 and red while they are 0."""
+
+    title: str
+    description: str
+    query: Query
+
+
+def _sum(metric: str, *labels: str) -> Query:
+    """Return the sum of a gauge over all processes, one series for each value of the labels."""
+    by = f" by ({', '.join(labels)})" if labels else ""
+    legend = " ".join(f"{{{{{label}}}}}" for label in labels) or _words(metric)
+    return Query(f"sum{by} ({metric})", legend)
+
+
+def _rate(metric: str, *labels: str, prefix: str = "") -> Query:
+    """Return the increase per second of a counter, one series for each value of the labels."""
+    by = f" by ({', '.join(labels)})" if labels else ""
+    legend = " ".join(f"{{{{{label}}}}}" for label in labels) or _words(metric)
+    return Query(f"sum{by} (rate({metric}[$__rate_interval]))", f"{prefix}{legend}")
+
+
+def _quantiles(metric: str, *labels: str) -> tuple[Query, ...]:
+    """Return the median, the 90th and the 99th percentile of a histogram."""
+    by = ", ".join(("le", *labels))
+    suffix = "".join(f" {{{{{label}}}}}" for label in labels)
+    return tuple(
+        Query(f"histogram_quantile({q}, sum by ({by}) (rate({metric}_bucket[$__rate_interval])))", f"{name}{suffix}")
+        for q, name in ((0.5, "median"), (0.9, "90 %"), (0.99, "99 %"))
+    )
+
+
+def _share(part: str, whole: str, legend: str) -> Query:
+    """Return one counter's increase over another's; nothing is drawn while the other stands still."""
+    return Query(f"sum(rate({part}[$__rate_interval])) / (sum(rate({whole}[$__rate_interval])) > 0)", legend)
+
+
+def _words(metric: str) -> str:
+    """Return a metric's name without prefix and suffix, in words."""
+    name = metric.removeprefix(WORKER).removeprefix(MANAGER)
+    return name.removesuffix("_total").replace("_", " ")
+
+
+ROWS: tuple[tuple[str, tuple[Graph | Light, ...]], ...] = (
+    (
+        "Health",
+        (
+            Light(
+                "Processes",
+                "Prometheus reaches the process.",
+                Query('up{job=~"scissorhands-.+"}', "{{job}} {{instance}}"),
+            ),
+            Light(
+                "Manager, as the worker sees it",
+                "While it is away, budgets and plans are local and segments are dropped.",
+                Query(f"{WORKER}manager_up", "{{instance}}"),
+            ),
+            Light(
+                "Store, as the manager sees it",
+                "While it is away, segments are refused.",
+                Query(f"{MANAGER}store_up", "{{instance}}"),
+            ),
+        ),
+    ),
+    (
+        "Traffic and latency",
+        (
+            Graph(
+                "Requests",
+                "Finished requests by result.",
+                units.RequestsPerSecond,
+                (_rate(f"{WORKER}requests_total", "result"),),
+            ),
+            Graph(
+                "Tokens",
+                "Prompt tokens read and tokens generated, per second.",
+                units.Short,
+                (_rate(f"{WORKER}prompt_tokens_total"), _rate(f"{WORKER}generated_tokens_total")),
+            ),
+            Graph(
+                "Rows and queue",
+                "Requests that hold a row or wait for one, and how many may.",
+                units.Short,
+                (
+                    _sum(f"{WORKER}rows"),
+                    _sum(f"{WORKER}rows_capacity"),
+                    _sum(f"{WORKER}queue_requests"),
+                    _sum(f"{WORKER}queue_capacity_requests"),
+                ),
+            ),
+            Graph(
+                "Time to first token",
+                "From arrival.",
+                units.Seconds,
+                _quantiles(f"{WORKER}time_to_first_token_seconds"),
+            ),
+            Graph(
+                "Time between tokens",
+                "While decoding.",
+                units.Seconds,
+                _quantiles(f"{WORKER}inter_token_latency_seconds"),
+            ),
+            Graph(
+                "Time in the queue",
+                "From arrival to the start of prefill.",
+                units.Seconds,
+                _quantiles(f"{WORKER}queue_time_seconds"),
+            ),
+        ),
+    ),
+    (
+        "Cache",
+        (
+            Graph(
+                "Cache slots",
+                "Slots in use against the budget granted, over all layers and KV heads. The first never passes it.",
+                units.Short,
+                (_sum(f"{WORKER}cache_slots"), _sum(f"{WORKER}cache_budget_slots")),
+            ),
+            Graph(
+                "Cache memory",
+                "Bytes allocated, evidence included; how many of them are quantized; what the rows would take in full.",
+                units.BytesIEC,
+                (
+                    _sum(f"{WORKER}cache_allocated_bytes"),
+                    _sum(f"{WORKER}cache_packed_bytes"),
+                    _sum(f"{WORKER}cache_full_bytes"),
+                ),
+            ),
+            Graph(
+                "Compression",
+                "Bytes that the running rows would take in full, over the bytes allocated.",
+                units.Short,
+                (
+                    Query(
+                        f"sum({WORKER}cache_full_bytes) / (sum({WORKER}cache_allocated_bytes) > 0)",
+                        "times smaller",
+                    ),
+                ),
+            ),
+            Graph(
+                "Evictions",
+                "By policy and reason, per second.",
+                units.Short,
+                (_rate(f"{WORKER}evictions_total", "policy", "reason"),),
+            ),
+            Graph(
+                "Slots evicted",
+                "Per second, over all layers and KV heads.",
+                units.Short,
+                (_rate(f"{WORKER}evicted_slots_total"),),
+            ),
+            Graph(
+                "Attention dropped",
+                "Share of all attention that lay on evicted slots up to their eviction.",
+                units.PercentUnit,
+                (_share(f"{WORKER}attention_mass_dropped_total", f"{WORKER}attention_mass_total", "dropped"),),
+            ),
+        ),
+    ),
+    (
+        "Plans",
+        (
+            Graph(
+                "Plans",
+                "By who computed them and when, per second.",
+                units.Short,
+                (_rate(f"{WORKER}plans_total", "source", "phase"), _rate(f"{WORKER}plans_late_total")),
+            ),
+            Graph(
+                "Plan latency",
+                "From the snapshot to its plan, at the worker.",
+                units.Seconds,
+                _quantiles(f"{WORKER}plan_latency_seconds"),
+            ),
+            Graph("Plan computation", "At the manager.", units.Seconds, _quantiles(f"{MANAGER}plan_compute_seconds")),
+            Graph(
+                "Prefill stall",
+                "Seconds per second that prefill waited for plans.",
+                units.PercentUnit,
+                (_rate(f"{WORKER}prefill_stall_seconds_total"),),
+            ),
+            Graph(
+                "Snapshots received",
+                "At the manager.",
+                units.BytesPerSecondIEC,
+                (_rate(f"{MANAGER}snapshot_bytes_total"),),
+            ),
+            Graph(
+                "Answers of the manager",
+                "Plans by result, per second.",
+                units.Short,
+                (_rate(f"{MANAGER}plans_total", "result"),),
+            ),
+        ),
+    ),
+    (
+        "Segments and store",
+        (
+            Graph(
+                "Segments",
+                "What evictions encoded: sent by the worker by result, stored and refused by the manager.",
+                units.Short,
+                (
+                    _rate(f"{WORKER}segments_total", "result"),
+                    _rate(f"{MANAGER}segments_stored_total"),
+                    _rate(f"{MANAGER}segments_refused_total", "reason", prefix="refused "),
+                ),
+            ),
+            Graph(
+                "Segment traffic",
+                "Encoded bytes: sent by the worker by result, stored by the manager.",
+                units.BytesPerSecondIEC,
+                (_rate(f"{WORKER}segment_bytes_total", "result"), _rate(f"{MANAGER}segment_bytes_stored_total")),
+            ),
+            Graph(
+                "Segments that wait at the worker",
+                "In the bounded queue.",
+                units.BytesIEC,
+                (_sum(f"{WORKER}segment_queue_bytes"),),
+            ),
+            Graph(
+                "Store size",
+                "Bytes of the sessions that the managers remember.",
+                units.BytesIEC,
+                (_sum(f"{MANAGER}store_bytes"),),
+            ),
+            Graph(
+                "Store operations, 99 %",
+                "By method.",
+                units.Seconds,
+                _quantiles(f"{MANAGER}store_operation_seconds", "method")[2:],
+            ),
+            Graph(
+                "Errors",
+                "Of the store at the manager, and of the manager at the worker, per second.",
+                units.Short,
+                (
+                    _rate(f"{MANAGER}store_errors_total", "reason", prefix="store "),
+                    _rate(f"{WORKER}manager_errors_total", "reason", prefix="manager "),
+                ),
+            ),
+        ),
+    ),
+    (
+        "Cache manager",
+        (
+            Graph("Sessions", "By state.", units.Short, (_sum(f"{MANAGER}sessions", "state"),)),
+            Graph("Grants", "By result, per second.", units.Short, (_rate(f"{MANAGER}grants_total", "result"),)),
+            Graph(
+                "Calls",
+                "By method and status, per second.",
+                units.RequestsPerSecond,
+                (_rate(f"{MANAGER}grpc_requests_total", "method", "code"),),
+            ),
+        ),
+    ),
+)
