@@ -15,7 +15,7 @@ import torch
 
 from scissorhands.cache import ResidentCache
 from scissorhands.errors import CapacityError, EngineError, ScissorhandsError, UnavailableError
-from scissorhands.row import Eviction, Row
+from scissorhands.row import Eviction, Phase, PlanSource, Row
 from scissorhands_server.worker.loading import LoadedModel
 from scissorhands_server.worker.metrics import WorkerMetrics
 from scissorhands_server.worker.offload import Offloader
@@ -39,7 +39,7 @@ class Engine:
     Args:
         loaded: The model.
         cache: Where rows live.
-        offloader: What becomes of evicted slots.
+        offloader: What becomes of evicted slots; None drops them.
         metrics: The worker's metrics.
         rows: Tasks that run at once.
         queue: Tasks that may wait.
@@ -51,7 +51,7 @@ class Engine:
         self,
         loaded: LoadedModel,
         cache: ResidentCache,
-        offloader: Offloader,
+        offloader: Offloader | None,
         metrics: WorkerMetrics,
         *,
         rows: int,
@@ -262,8 +262,9 @@ class Engine:
         statistics.evictions += 1
         statistics.evicted_slots += eviction.slots
         statistics.mass_dropped += mass
-        statistics.prefill_stall += eviction.waited
-        if eviction.source.value == "manager":
+        stall = eviction.waited if eviction.phase is Phase.PREFILL else 0.0
+        statistics.prefill_stall += stall
+        if eviction.source is PlanSource.MANAGER:
             statistics.plans_manager += 1
         else:
             statistics.plans_local += 1
@@ -271,8 +272,9 @@ class Engine:
         metrics.evicted_slots.inc(eviction.slots)
         metrics.mass_dropped.inc(mass)
         metrics.plans.labels(eviction.source.value, eviction.phase.value).inc()
-        metrics.prefill_stall.inc(eviction.waited)
-        self._offloader.offload(task, eviction)
+        metrics.prefill_stall.inc(stall)
+        if self._offloader:
+            self._offloader.offload(task, eviction)
 
     def _finish(self, task: Task, finished: Finished) -> None:
         self._metrics.ended(finished.reason)

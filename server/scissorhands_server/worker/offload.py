@@ -30,17 +30,6 @@ class SegmentSink(Protocol):
         """Queue a segment without waiting; False if there is no room."""
 
 
-class NoSink:
-    """Where segments go when there is no manager: nowhere."""
-
-    accepting = False
-
-    def stage(self, session_id: str, epoch: int, segment: bytes) -> bool:
-        """Refuse the segment."""
-        del session_id, epoch, segment
-        return False
-
-
 class Offloader:
     """Encodes what evictions drop and hands it to the link, or drops and counts it.
 

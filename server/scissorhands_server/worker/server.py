@@ -3,8 +3,9 @@
 import asyncio
 import logging
 import secrets
-from functools import partial
+from typing import Self
 
+import click
 import torch
 from prometheus_client import CollectorRegistry
 
@@ -18,7 +19,7 @@ from scissorhands_server.worker.engine import Engine
 from scissorhands_server.worker.link import ManagerLink
 from scissorhands_server.worker.loading import LoadedModel, load
 from scissorhands_server.worker.metrics import WorkerMetrics
-from scissorhands_server.worker.offload import NoSink, Offloader
+from scissorhands_server.worker.offload import Offloader
 from scissorhands_server.worker.planner import RemotePlanner
 from scissorhands_server.worker.service import GenerationHost
 from scissorhands_server.worker.servicer import GenerationServicer
@@ -54,47 +55,73 @@ def run(settings: WorkerSettings) -> None:
     asyncio.run(_serve(settings, loaded))
 
 
+class Worker:
+    """A worker in this process: use it as an async context manager.
+
+    Args:
+        settings: Its settings.
+        loaded: Its model, probed.
+
+    Attributes:
+        host: The gRPC server.
+        port: The port that it listens on.
+        metrics_port: The port of the metrics endpoint.
+        cache: Where rows live.
+    """
+
+    def __init__(self, settings: WorkerSettings, loaded: LoadedModel) -> None:
+        self._settings = settings
+        registry = CollectorRegistry()
+        metrics = WorkerMetrics(registry, loaded.info.name, settings.rows, settings.queue)
+        loop = asyncio.get_running_loop()
+        self._link = ManagerLink(settings.manager, metrics, settings.manager_deadline) if settings.manager else None
+        self._uploader = Uploader(self._link, loop, settings.staging_bytes) if self._link else None
+        planner = RemotePlanner(self._link, loop) if self._link else None
+        self.cache = ResidentCache(model_shape(loaded.info), loaded.model.dtype, loaded.model.device, planner)
+        self._engine = Engine(
+            loaded,
+            self.cache,
+            Offloader(loaded.info, self._uploader, metrics) if self._uploader else None,
+            metrics,
+            rows=settings.rows,
+            queue=settings.queue,
+            plan_deadline=settings.plan_deadline,
+            ended=self._ended,
+        )
+        worker_id = settings.worker_id or secrets.token_hex(6)
+        generation = GenerationHost(loaded, self._engine, self._link, metrics, settings, worker_id)
+        self.host = GrpcHost([SERVICE], interceptors=[StatusInterceptor((SERVICE,))])
+        generation_pb2_grpc.add_GenerationServiceServicer_to_server(GenerationServicer(generation), self.host.server)
+        self.port = self.host.bind(settings.host, settings.port)
+        self._endpoint = MetricsEndpoint(registry, settings.metrics_host, settings.metrics_port)
+        self.metrics_port = self._endpoint.port
+
+    async def __aenter__(self) -> Self:
+        self._engine.start()
+        if self._link and self._uploader:
+            await self._link.start()
+            self._uploader.start()
+        await self.host.start()
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        await self.host.stop(0)
+        await asyncio.to_thread(self._engine.stop, STOP_SECONDS)
+        if self._link and self._uploader:
+            await self._uploader.stop(STOP_SECONDS)
+            await self._link.stop()
+        self._endpoint.close()
+
+    def _ended(self, task: Task, keep_evicted: bool) -> None:
+        """Close a task's session behind its segments; called from the engine's thread."""
+        if self._link and self._uploader and self._link.release(task.session_id):
+            self._uploader.end(task.session_id, discard=not keep_evicted)
+
+
 async def _serve(settings: WorkerSettings, loaded: LoadedModel) -> None:
-    registry = CollectorRegistry()
-    metrics = WorkerMetrics(registry, loaded.info.name, settings.rows, settings.queue)
-    loop = asyncio.get_running_loop()
-    link = ManagerLink(settings.manager, metrics, settings.manager_deadline) if settings.manager else None
-    uploader = Uploader(link, loop, settings.staging_bytes) if link else None
-    planner = RemotePlanner(link, loop) if link else None
-    cache = ResidentCache(model_shape(loaded.info), loaded.model.dtype, loaded.model.device, planner)
-    engine = Engine(
-        loaded,
-        cache,
-        Offloader(loaded.info, uploader or NoSink(), metrics),
-        metrics,
-        rows=settings.rows,
-        queue=settings.queue,
-        plan_deadline=settings.plan_deadline,
-        ended=partial(_ended, link, uploader),
-    )
-    worker_id = settings.worker_id or secrets.token_hex(6)
-    generation = GenerationHost(loaded, engine, link, metrics, settings, worker_id)
-    host = GrpcHost([SERVICE], interceptors=[StatusInterceptor((SERVICE,))])
-    generation_pb2_grpc.add_GenerationServiceServicer_to_server(GenerationServicer(generation), host.server)
-    port = host.bind(settings.host, settings.port)
-    with MetricsEndpoint(registry, settings.metrics_host, settings.metrics_port) as endpoint:
-        engine.start()
-        try:
-            if link and uploader:
-                await link.start()
-                uploader.start()
-            await host.start()
-            where = address(settings.host, port)
-            print(f"worker ready on {where}, metrics on {address(settings.metrics_host, endpoint.port)}", flush=True)  # noqa: T201 - scripts wait for this line
-            await run_until_signal(host, settings.grace)
-        finally:
-            await asyncio.to_thread(engine.stop, STOP_SECONDS)
-            if link and uploader:
-                await uploader.stop(STOP_SECONDS)
-                await link.stop()
-
-
-def _ended(link: ManagerLink | None, uploader: Uploader | None, task: Task, keep_evicted: bool) -> None:
-    """Close a task's session behind its segments; called from the engine's thread."""
-    if link and uploader and link.release(task.session_id):
-        uploader.end(task.session_id, discard=not keep_evicted)
+    async with Worker(settings, loaded) as worker:
+        listening = address(settings.host, worker.port)
+        metrics = address(settings.metrics_host, worker.metrics_port)
+        # Whoever started us waits for this line.
+        click.echo(f"worker ready on {listening}, metrics on {metrics}")
+        await run_until_signal(worker.host, settings.grace)

@@ -124,7 +124,8 @@ class GenerationHost:
         )
         granted = await self.link.open(spec) if self.link else None
         if granted is None or len(granted.layer_slots) != self._shape.layers:
-            granted = grant_message(local, budget_pb2.GRANT_SOURCE_LOCAL, self.settings.codec)
+            codec = self.settings.codec if self.link else ""
+            granted = grant_message(local, budget_pb2.GRANT_SOURCE_LOCAL, codec)
         if self.link:
             spec.grant.CopyFrom(granted)
             self.link.hold(spec)
