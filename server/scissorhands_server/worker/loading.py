@@ -111,6 +111,8 @@ def _generation_config(model: PreTrainedModel) -> GenerationConfig:
 
 def _resolve(model: str, cache_folder: Path, progress: Progress) -> str:
     """Return the folder or hub id to load from; a GGUF file is converted first."""
+    if not model:
+        raise ConfigurationError("model: must be a folder, a GGUF file or a hub id, not empty")
     path = Path(model).expanduser()
     if path.is_dir():
         if not (path / "config.json").is_file():
@@ -124,8 +126,6 @@ def _resolve(model: str, cache_folder: Path, progress: Progress) -> str:
         return str(converted(path, cache_folder, progress))
     if path.suffix == ".gguf" or path.is_absolute() or model.startswith((".", "~")) or model.count("/") > 1:
         raise ConfigurationError(f"model {model!r}: there is no such folder or file")
-    if not model:
-        raise ConfigurationError("model: must be a folder, a GGUF file or a hub id, not empty")
     return model
 
 
