@@ -171,6 +171,17 @@ class Ledger:
         self._records[spec.session_id] = record
         return record
 
+    def adopt(self, session_id: str) -> SessionRecord:
+        """Record a session of which only its segments are left; nobody holds its lease.
+
+        Raises:
+            CapacityError: The ledger is full of open sessions.
+        """
+        record = self.open(cache_manager_pb2.SessionSpec(session_id=session_id))
+        record.state = SessionState.EXPIRED
+        record.lease_end = record.ended_at = self._clock()
+        return record
+
     def renew(self, spec: cache_manager_pb2.SessionSpec) -> SessionRecord:
         """Extend the lease of a session, recreating it from ``spec`` if it is unknown. A closed one stays closed.
 
@@ -180,6 +191,8 @@ class Ledger:
         record = self.find(spec.session_id)
         if record is None:
             return self.open(spec)
+        if not record.spec.HasField("grant"):
+            record.spec = spec
         if record.state is not SessionState.CLOSED:
             self._lease(record)
         return record
@@ -223,14 +236,16 @@ class Ledger:
         record.pairs = pairs + 1
 
     def stored(self, record: SessionRecord, segment: SegmentRecord) -> None:
-        """Record a segment that is now in the store."""
+        """Record a segment that is now in the store, unless its session has been forgotten meanwhile."""
+        if self._records.get(record.session_id) is not record:
+            return
         self._drop_segments(record, [segment.epoch])
         record.segments[segment.epoch] = segment
         self.segment_bytes += segment.size
 
-    def deleted(self, record: SessionRecord) -> None:
-        """Record that a session has no more segments in the store."""
-        self._drop_segments(record, list(record.segments))
+    def deleted(self, record: SessionRecord, epochs: Sequence[int]) -> None:
+        """Record that segments are no more in the store."""
+        self._drop_segments(record, epochs)
 
     def sweep(self) -> None:
         """End leases, and forget what the store has forgotten and who has been gone for long enough."""

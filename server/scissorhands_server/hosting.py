@@ -13,7 +13,7 @@ from wsgiref.simple_server import WSGIServer
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
-from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client import CollectorRegistry, disable_created_metrics, start_http_server
 
 from scissorhands.errors import ConfigurationError
 
@@ -95,6 +95,8 @@ class MetricsEndpoint:
     """
 
     def __init__(self, registry: CollectorRegistry, host: str, port: int) -> None:
+        # The times at which series were made are of no use and look like series that are not at zero.
+        disable_created_metrics()  # type: ignore[no-untyped-call]
         try:
             self._server, self._thread = _start_http(registry, host, port)
         except OSError as error:

@@ -89,8 +89,13 @@ class EmbeddedStore:
             raise ConfigurationError(f"no embedded store on this machine: {error}; give --store-url") from error
         log = self._folder / "valkey.log"
         with log.open("ab") as output:
+            # In a session of its own: a Ctrl-C at the terminal is ours to handle, and the store goes last.
             self._process = await asyncio.create_subprocess_exec(
-                *tethered([str(binary), *self._options()]), cwd=self._folder, stdout=output, stderr=output
+                *tethered([str(binary), *self._options()]),
+                cwd=self._folder,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
             )
         try:
             async with asyncio.timeout(START_SECONDS):

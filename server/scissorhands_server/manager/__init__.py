@@ -1,0 +1,1 @@
+"""The cache manager: grants budgets, plans evictions, keeps the ledger and owns the store. numpy only, no torch."""

@@ -1,0 +1,90 @@
+"""Checks of what a call says about its session, before anything is done with it."""
+
+import re
+
+from scissorhands.budget import Grant
+from scissorhands.errors import InvalidRequestError
+from scissorhands.policies import get_policy
+from scissorhands.v1 import cache_manager_pb2
+from scissorhands.wire import model_shape, read_grant
+from scissorhands_server.manager.settings import ManagerSettings
+
+_SESSION_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_MAX_ELEMENT_BYTES = 16
+_MAX_POLICY_PARAMETERS = 16
+# Characters of the texts that a session carries; they are kept in the ledger.
+_TEXT_LIMITS = {
+    "name": 256,
+    "fingerprint": 128,
+    "tokenizer_fingerprint": 128,
+    "architecture": 128,
+    "dtype": 32,
+}
+_MAX_WORKER_ID = 64
+
+
+def check_session_id(session_id: str, field: str = "session_id") -> None:
+    """Check the form of a session's id.
+
+    Raises:
+        InvalidRequestError: It is malformed.
+    """
+    if not _SESSION_ID.fullmatch(session_id):
+        raise InvalidRequestError(field, "must be 1 to 64 characters of [A-Za-z0-9_-]")
+
+
+def check_spec(spec: cache_manager_pb2.SessionSpec, limits: ManagerSettings) -> None:
+    """Check a session's id, model and length.
+
+    Raises:
+        InvalidRequestError: A field is missing or out of range.
+    """
+    check_session_id(spec.session_id, "session.session_id")
+    model = spec.model
+    model_shape(model)
+    for name, most in (
+        ("layers", limits.max_layers),
+        ("kv_heads", limits.max_kv_heads),
+        ("head_dim", limits.max_head_dim),
+        ("element_bytes", _MAX_ELEMENT_BYTES),
+    ):
+        _check_range(f"session.model.{name}", getattr(model, name), 1, most)
+    for name, most in _TEXT_LIMITS.items():
+        if len(getattr(model, name)) > most:
+            raise InvalidRequestError(f"session.model.{name}", f"must be at most {most} characters")
+    if len(spec.worker_id) > _MAX_WORKER_ID:
+        raise InvalidRequestError("session.worker_id", f"must be at most {_MAX_WORKER_ID} characters")
+    if len(spec.policy.parameters) > _MAX_POLICY_PARAMETERS:
+        raise InvalidRequestError("session.policy.parameters", f"must be at most {_MAX_POLICY_PARAMETERS}")
+    positions = min(limits.max_positions, model.max_positions or limits.max_positions)
+    _check_range("session.prompt_tokens", spec.prompt_tokens, 1, positions)
+    _check_range("session.max_new_tokens", spec.max_new_tokens, 0, positions - spec.prompt_tokens)
+
+
+def check_granted(spec: cache_manager_pb2.SessionSpec, limits: ManagerSettings) -> Grant:
+    """Check a session that carries its grant, and return the grant.
+
+    Raises:
+        InvalidRequestError: A field is missing or out of range.
+    """
+    check_spec(spec, limits)
+    if not spec.HasField("grant"):
+        raise InvalidRequestError("session.grant", "must be set: the grant that the session got when it was opened")
+    grant = read_grant(spec.grant)
+    policy = get_policy(grant.policy, grant.preset)
+    if len(grant.layer_slots) != spec.model.layers:
+        raise InvalidRequestError(
+            "session.grant.layer_slots",
+            f"must be {spec.model.layers} numbers, one a layer; got {len(grant.layer_slots)}",
+        )
+    for slots in (min(grant.layer_slots), max(grant.layer_slots)):
+        _check_range("session.grant.layer_slots", slots, 1, limits.max_positions)
+    for name in ("drop", "chunk"):
+        _check_range(f"session.grant.{name}", getattr(grant.parameters, name), 1, limits.max_positions)
+    policy.check(grant.parameters)
+    return grant
+
+
+def _check_range(field: str, value: int, least: int, most: int) -> None:
+    if not least <= value <= most:
+        raise InvalidRequestError(field, f"must be {least} to {most}, got {value}")

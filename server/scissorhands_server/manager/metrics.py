@@ -1,0 +1,86 @@
+"""The manager's metrics. Every series exists at zero from the start; labels come from small closed sets."""
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from scissorhands.ledger import Ledger, SessionState
+from scissorhands.v1 import cache_manager_pb2
+from scissorhands_server.status import STATUS_TABLE
+from scissorhands_server.store.decorator import METHODS as STORE_METHODS
+
+GRANT_RESULTS = ("granted", "repeated", "refused", "full")
+PLAN_RESULTS = ("computed", "refused", "shed", "failed", "cancelled")
+REFUSAL_REASONS = ("corrupt", "too_large", "store_unavailable", "session_closed")
+STORE_ERRORS = ("timeout", "unreachable", "refused")
+CODES = tuple(sorted({"OK", "CANCELLED", *(row.code.name for row in STATUS_TABLE.values())}))
+SERVICE = cache_manager_pb2.DESCRIPTOR.services_by_name["CacheManagerService"]
+METHODS = tuple(method.name for method in SERVICE.methods)
+
+_PLAN_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5)
+_STORE_SECONDS = (0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5)
+
+
+class ManagerMetrics:
+    """All series of one manager.
+
+    Args:
+        registry: Where they are registered.
+    """
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        def counter(name: str, text: str, *labels: str) -> Counter:
+            return Counter(f"scissorhands_manager_{name}", text, labels, registry=registry)
+
+        def gauge(name: str, text: str, *labels: str) -> Gauge:
+            return Gauge(f"scissorhands_manager_{name}", text, labels, registry=registry)
+
+        self.sessions = gauge("sessions", "Sessions that hold a lease or segments, by state.", "state")
+        self.grants = counter("grants_total", "Grants asked for, by what became of it.", "result")
+        self.plans = counter("plans_total", "Plans asked for, by what became of it.", "result")
+        self.plan_compute = Histogram(
+            "scissorhands_manager_plan_compute_seconds",
+            "Time to compute a plan, waiting excluded.",
+            buckets=_PLAN_SECONDS,
+            registry=registry,
+        )
+        self.snapshot_bytes = counter("snapshot_bytes_total", "Bytes of evidence received.")
+        self.segments_stored = counter("segments_stored_total", "Segments stored.")
+        self.segments_refused = counter("segments_refused_total", "Segments not stored, by reason.", "reason")
+        self.segment_bytes_stored = counter("segment_bytes_stored_total", "Encoded bytes of the segments stored.")
+        self.store_bytes = gauge("store_bytes", "Bytes in the store of the sessions that this manager remembers.")
+        self.store_errors = counter("store_errors_total", "Calls to the store that failed, by reason.", "reason")
+        self.store_operation = Histogram(
+            "scissorhands_manager_store_operation_seconds",
+            "Time of calls to the store, failed ones included.",
+            ["method"],
+            buckets=_STORE_SECONDS,
+            registry=registry,
+        )
+        self.store_up = gauge("store_up", "Whether the store answered last.")
+        self.grpc_requests = counter("grpc_requests_total", "Calls that ended, by method and status.", "method", "code")
+        self._start_at_zero()
+
+    def _start_at_zero(self) -> None:
+        for state in SessionState:
+            self.sessions.labels(state.value)
+        for family, values in (
+            (self.grants, GRANT_RESULTS),
+            (self.plans, PLAN_RESULTS),
+            (self.segments_refused, REFUSAL_REASONS),
+            (self.store_errors, STORE_ERRORS),
+            (self.store_operation, STORE_METHODS),
+        ):
+            for value in values:
+                family.labels(value)
+        for method in METHODS:
+            for code in CODES:
+                self.grpc_requests.labels(method, code)
+
+    def call_ended(self, method: str, code: str) -> None:
+        """Count a call by its full method name and the name of its status."""
+        self.grpc_requests.labels(method.rpartition("/")[2], code).inc()
+
+    def show(self, ledger: Ledger) -> None:
+        """Set the gauges to what the ledger holds."""
+        for state, count in ledger.counts().items():
+            self.sessions.labels(state.value).set(count)
+        self.store_bytes.set(ledger.segment_bytes)

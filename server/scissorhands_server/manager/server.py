@@ -1,0 +1,94 @@
+"""The manager's composition: settings, store, ledger, services, servers."""
+
+import logging
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+
+from prometheus_client import CollectorRegistry
+
+from scissorhands.ledger import Ledger, LedgerLimits
+from scissorhands.v1 import cache_manager_pb2_grpc
+from scissorhands_server.hosting import GrpcHost, MetricsEndpoint, address, configure_logging, run_until_signal
+from scissorhands_server.manager.metrics import SERVICE, ManagerMetrics
+from scissorhands_server.manager.planning import Planning
+from scissorhands_server.manager.segments import Segments
+from scissorhands_server.manager.servicer import CacheManagerServicer
+from scissorhands_server.manager.sessions import Sessions
+from scissorhands_server.manager.settings import ManagerSettings
+from scissorhands_server.manager.stored import StoredSegments
+from scissorhands_server.manager.upkeep import Upkeep
+from scissorhands_server.status import StatusInterceptor
+from scissorhands_server.store.base import PageStore
+from scissorhands_server.store.breaker import BreakerStore
+from scissorhands_server.store.deadline import DeadlineStore
+from scissorhands_server.store.embedded import EmbeddedStore
+from scissorhands_server.store.metered import MeteredStore
+from scissorhands_server.store.redis import RedisStore
+
+LOGGER = logging.getLogger(__name__)
+
+# Callers carry no credentials yet, so there is one tenant. It will be derived from them here, never from a request.
+TENANT = "default"
+
+
+async def serve(settings: ManagerSettings, announce: Callable[[str], None]) -> None:
+    """Run a manager until SIGTERM or SIGINT.
+
+    Args:
+        settings: Its settings.
+        announce: Told, line by line, what whoever started it must know.
+
+    Raises:
+        ConfigurationError: An address is taken, or the embedded store does not start.
+    """
+    configure_logging(settings.log_level)
+    async with AsyncExitStack() as stack:
+        url = settings.store_url
+        if not url:
+            embedded = EmbeddedStore(settings.embedded_store_bytes)
+            await embedded.start()
+            stack.push_async_callback(embedded.stop)
+            url = embedded.url
+            announce(f"no --store-url was given: started an embedded store at {url}")
+        registry = CollectorRegistry()
+        host = await stack.enter_async_context(_manager(settings, url, registry))
+        port = host.bind(settings.host, settings.port)
+        metrics_host = settings.metrics_host or settings.host
+        endpoint = stack.enter_context(MetricsEndpoint(registry, metrics_host, settings.metrics_port))
+        announce(f"metrics on http://{address(metrics_host, endpoint.port)}/metrics")
+        await host.start()
+        announce(f"manager ready on {address(settings.host, port)}")
+        await run_until_signal(host, settings.grace)
+
+
+@asynccontextmanager
+async def _manager(settings: ManagerSettings, store_url: str, registry: CollectorRegistry) -> AsyncIterator[GrpcHost]:
+    """Assemble a manager that only needs to be bound and started; free what it holds at the end."""
+    clock = time.monotonic
+    metrics = ManagerMetrics(registry)
+    store = _store(settings, store_url, metrics)
+    limits = LedgerLimits(settings.max_sessions, settings.lease, settings.retention, settings.attention_bytes)
+    ledger = Ledger(limits, clock)
+    sessions = Sessions(ledger, settings, metrics)
+    planning = Planning(sessions, ledger, settings, metrics)
+    stored = StoredSegments(store, TENANT, settings.segment_ttl)
+    segments = Segments(stored, sessions, ledger, settings, metrics, clock)
+    upkeep = Upkeep(store, ledger, segments, metrics)
+    host = GrpcHost([SERVICE.full_name], [StatusInterceptor((SERVICE.full_name,), metrics.call_ended)])
+    servicer = CacheManagerServicer(sessions, planning, segments, time.time() - clock())
+    cache_manager_pb2_grpc.add_CacheManagerServiceServicer_to_server(servicer, host.server)
+    upkeep.start()
+    try:
+        yield host
+    finally:
+        await upkeep.close()
+        await planning.close()
+        await store.close()
+
+
+def _store(settings: ManagerSettings, url: str, metrics: ManagerMetrics) -> PageStore:
+    """Wrap the store in deadlines, then measures, then the breaker, whose refusals are no calls and not measured."""
+    redis = RedisStore(url, settings.store_timeout, settings.store_connections)
+    within_deadline = DeadlineStore(redis, settings.store_timeout)
+    return BreakerStore(MeteredStore(within_deadline, metrics.store_operation, metrics.store_errors))

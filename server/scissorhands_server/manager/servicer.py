@@ -1,0 +1,121 @@
+"""The service at the wire: every method decodes, calls and encodes."""
+
+import logging
+from collections.abc import AsyncIterator
+from typing import Any
+
+from scissorhands.errors import NotFoundError, StoreUnavailableError
+from scissorhands.ledger import SessionRecord
+from scissorhands.v1 import cache_manager_pb2, cache_manager_pb2_grpc
+from scissorhands_server.manager.encoding import read_state, session_message
+from scissorhands_server.manager.planning import Planning
+from scissorhands_server.manager.segments import Segments
+from scissorhands_server.manager.sessions import Sessions
+
+LOGGER = logging.getLogger(__name__)
+
+
+class CacheManagerServicer(cache_manager_pb2_grpc.CacheManagerServiceServicer):
+    """Serves ``scissorhands.v1.CacheManagerService``.
+
+    Args:
+        sessions: Opens, renews and closes sessions.
+        planning: Plans evictions.
+        segments: Stores and reads segments.
+        wall_offset: What to add to the ledger's clock to get seconds since 1970.
+    """
+
+    def __init__(self, sessions: Sessions, planning: Planning, segments: Segments, wall_offset: float) -> None:
+        self._sessions = sessions
+        self._planning = planning
+        self._segments = segments
+        self._wall_offset = wall_offset
+
+    async def OpenSession(  # noqa: N802 - Named by the protocol.
+        self, request: cache_manager_pb2.OpenSessionRequest, context: Any
+    ) -> cache_manager_pb2.OpenSessionResponse:
+        """Grant a budget and start a lease."""
+        del context
+        record = self._sessions.open(request.session)
+        return cache_manager_pb2.OpenSessionResponse(grant=record.spec.grant)
+
+    async def CloseSession(  # noqa: N802 - Named by the protocol.
+        self, request: cache_manager_pb2.CloseSessionRequest, context: Any
+    ) -> cache_manager_pb2.CloseSessionResponse:
+        """End a lease, and delete the session's segments if asked to."""
+        del context
+        record = await self._found(request.session_id)
+        self._sessions.close(record, discard=request.discard_segments)
+        if request.discard_segments:
+            try:
+                await self._segments.discard(record)
+            except StoreUnavailableError as error:
+                # They stay marked, and are deleted when the store is back or their time is over.
+                LOGGER.info("segments of session %s are not deleted yet: %s", record.session_id, error)
+        return cache_manager_pb2.CloseSessionResponse(session=self._message(record, segments=False))
+
+    async def RenewSessions(  # noqa: N802 - Named by the protocol.
+        self, request: cache_manager_pb2.RenewSessionsRequest, context: Any
+    ) -> cache_manager_pb2.RenewSessionsResponse:
+        """Extend leases."""
+        del context
+        return cache_manager_pb2.RenewSessionsResponse(session_ids=self._sessions.renew(request.sessions))
+
+    async def PlanEviction(  # noqa: N802 - Named by the protocol.
+        self, request_iterator: AsyncIterator[cache_manager_pb2.PlanEvictionRequest], context: Any
+    ) -> cache_manager_pb2.PlanEvictionResponse:
+        """Plan an eviction."""
+        del context
+        return await self._planning.plan(request_iterator)
+
+    async def OffloadSegments(  # noqa: N802 - Named by the protocol.
+        self, request_iterator: AsyncIterator[cache_manager_pb2.OffloadSegmentsRequest], context: Any
+    ) -> cache_manager_pb2.OffloadSegmentsResponse:
+        """Store segments."""
+        del context
+        return await self._segments.offload(request_iterator)
+
+    async def FetchSegments(  # noqa: N802 - Named by the protocol.
+        self, request: cache_manager_pb2.FetchSegmentsRequest, context: Any
+    ) -> AsyncIterator[cache_manager_pb2.FetchSegmentsResponse]:
+        """Read segments back."""
+        del context
+        async for chunk in self._segments.fetch(request):
+            yield chunk
+
+    async def GetSession(  # noqa: N802 - Named by the protocol.
+        self, request: cache_manager_pb2.GetSessionRequest, context: Any
+    ) -> cache_manager_pb2.GetSessionResponse:
+        """Tell what one session holds."""
+        del context
+        record = await self._found(request.session_id)
+        try:
+            await self._segments.reconcile(record)
+        except StoreUnavailableError as error:
+            LOGGER.info("segments of session %s are told from memory: %s", record.session_id, error)
+        return cache_manager_pb2.GetSessionResponse(session=self._message(record, segments=True))
+
+    async def ListSessions(  # noqa: N802 - Named by the protocol.
+        self, request: cache_manager_pb2.ListSessionsRequest, context: Any
+    ) -> cache_manager_pb2.ListSessionsResponse:
+        """List sessions."""
+        del context
+        records, token = self._sessions.page(request, read_state(request.state))
+        sessions = [self._message(record, segments=False) for record in records]
+        return cache_manager_pb2.ListSessionsResponse(sessions=sessions, next_page_token=token)
+
+    async def _found(self, session_id: str) -> SessionRecord:
+        """Return a session that the ledger knows, or of which the store still has segments."""
+        record = self._sessions.find(session_id)
+        if record is not None:
+            return record
+        missing = NotFoundError("session_id", f"no session {session_id!r}; it was never opened or is forgotten")
+        try:
+            if not await self._segments.exist(session_id):
+                raise missing
+        except StoreUnavailableError as error:
+            raise missing from error
+        return self._sessions.adopt(session_id)
+
+    def _message(self, record: SessionRecord, *, segments: bool) -> cache_manager_pb2.Session:
+        return session_message(record, self._wall_offset, segments=segments)

@@ -1,0 +1,139 @@
+"""The life of sessions: grants, leases and their ends, over the ledger."""
+
+from collections.abc import Iterable
+
+from scissorhands.budget import BudgetRequest
+from scissorhands.errors import CapacityError, InvalidRequestError
+from scissorhands.grant import PolicyRequest, grant
+from scissorhands.ledger import Ledger, SessionRecord, SessionState
+from scissorhands.v1 import budget_pb2, cache_manager_pb2
+from scissorhands.wire import budget_request, grant_message, model_shape, policy_request
+from scissorhands_server.manager.checks import check_granted, check_session_id, check_spec
+from scissorhands_server.manager.metrics import ManagerMetrics
+from scissorhands_server.manager.settings import ManagerSettings
+
+MAX_RENEWALS = 1024
+MAX_PAGE = 1000
+DEFAULT_PAGE = 100
+
+
+class Sessions:
+    """Opens, renews and closes sessions.
+
+    Args:
+        ledger: Where they are recorded.
+        settings: Defaults and limits.
+        metrics: The manager's metrics.
+    """
+
+    def __init__(self, ledger: Ledger, settings: ManagerSettings, metrics: ManagerMetrics) -> None:
+        self._ledger = ledger
+        self._settings = settings
+        self._metrics = metrics
+
+    def open(self, spec: cache_manager_pb2.SessionSpec) -> SessionRecord:
+        """Grant a budget and start a lease; the same arguments again get the same grant and a fresh lease.
+
+        Raises:
+            InvalidRequestError: A field is missing, out of range, or too small a budget.
+            CapacityError: The ledger is full of open sessions.
+        """
+        result = "refused"
+        try:
+            if spec.HasField("grant"):
+                raise InvalidRequestError("session.grant", "must be absent: the manager decides it")
+            check_spec(spec, self._settings)
+            record = self._ledger.opened(spec)
+            if record is not None:
+                result = "repeated"
+                return record
+            granted = cache_manager_pb2.SessionSpec()
+            granted.CopyFrom(spec)
+            granted.grant.CopyFrom(self._grant(spec))
+            result = "full"
+            record = self._ledger.open(granted)
+            result = "granted"
+            return record
+        finally:
+            self._metrics.grants.labels(result).inc()
+            self._metrics.show(self._ledger)
+
+    def recall(self, spec: cache_manager_pb2.SessionSpec) -> SessionRecord | None:
+        """Give the session of a call a fresh lease, recreating it if it is unknown.
+
+        Returns:
+            The session, or None while the ledger is full: a plan must not fail for want of a record of it.
+        """
+        try:
+            return self._ledger.renew(spec)
+        except CapacityError:
+            return None
+
+    def renew(self, specs: Iterable[cache_manager_pb2.SessionSpec]) -> list[str]:
+        """Extend leases; return the ids of the sessions that now have a fresh one. Closed ones have not.
+
+        Raises:
+            InvalidRequestError: They are too many, or one of them is malformed.
+        """
+        specs = list(specs)
+        if len(specs) > MAX_RENEWALS:
+            raise InvalidRequestError("sessions", f"must be at most {MAX_RENEWALS}, got {len(specs)}")
+        for spec in specs:
+            check_granted(spec, self._settings)
+        records = [self.recall(spec) for spec in specs]
+        return [record.session_id for record in records if record is not None and record.state is SessionState.OPEN]
+
+    def close(self, record: SessionRecord, *, discard: bool) -> None:
+        """End a lease."""
+        self._ledger.close(record, discard=discard)
+        self._metrics.show(self._ledger)
+
+    def adopt(self, session_id: str) -> SessionRecord:
+        """Record a session of which only its segments are left.
+
+        Raises:
+            CapacityError: The ledger is full of open sessions.
+        """
+        return self._ledger.adopt(session_id)
+
+    def find(self, session_id: str) -> SessionRecord | None:
+        """Return a session, None if it is unknown.
+
+        Raises:
+            InvalidRequestError: The id is malformed.
+        """
+        check_session_id(session_id)
+        return self._ledger.find(session_id)
+
+    def page(
+        self, request: cache_manager_pb2.ListSessionsRequest, state: SessionState | None
+    ) -> tuple[list[SessionRecord], str]:
+        """Return a page of sessions, newest first, and the token of the next page (empty at the end).
+
+        Raises:
+            InvalidRequestError: The size or the token is malformed.
+        """
+        if request.page_size > MAX_PAGE:
+            raise InvalidRequestError("page_size", f"must be 0 to {MAX_PAGE}, got {request.page_size}")
+        token = request.page_token
+        if token and not (token.isascii() and token.isdecimal() and len(token) < MAX_PAGE):
+            raise InvalidRequestError("page_token", "must be empty or the token of an earlier page")
+        before = int(token) if token else None
+        records, more = self._ledger.page(state, before, request.page_size or DEFAULT_PAGE)
+        return records, str(records[-1].serial) if more else ""
+
+    def _grant(self, spec: cache_manager_pb2.SessionSpec) -> budget_pb2.Grant:
+        settings = self._settings
+        budget = (
+            budget_request(spec.budget) if spec.HasField("budget") else BudgetRequest.fraction(settings.budget_fraction)
+        )
+        granted = grant(budget, self._policy(spec), model_shape(spec.model), spec.prompt_tokens + spec.max_new_tokens)
+        message = grant_message(granted, budget_pb2.GRANT_SOURCE_MANAGER, settings.codec)
+        message.lease.FromNanoseconds(round(settings.lease * 1e9))
+        return message
+
+    def _policy(self, spec: cache_manager_pb2.SessionSpec) -> PolicyRequest:
+        if spec.policy.name:
+            return policy_request(spec.policy)
+        name, _, preset = self._settings.policy.partition(":")
+        return PolicyRequest(name, spec.policy.preset or preset, dict(spec.policy.parameters))

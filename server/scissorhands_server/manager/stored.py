@@ -1,0 +1,129 @@
+"""Segments as they lie in the store: written whole, read by range, every byte checked."""
+
+from collections.abc import AsyncIterator
+
+from scissorhands.errors import CorruptSegmentError, NotFoundError
+from scissorhands.segment import (
+    START_BYTES,
+    Section,
+    SegmentHeader,
+    check_section,
+    header_size,
+    parse_header,
+)
+from scissorhands_server.store.base import PageStore
+
+# What is read at first: the header of all but the largest models, in one go.
+_FIRST_READ_BYTES = 64 << 10
+# Neighboring sections are read together up to this many bytes.
+_READ_BYTES = 4 << 20
+_PAGE_PREFIX = "segment:"
+
+
+class StoredSegments:
+    """Reads and writes the segments of one tenant.
+
+    Args:
+        store: Where they lie.
+        tenant: Whose they are, as the server has established it.
+        ttl: How long a segment stays, in seconds.
+    """
+
+    def __init__(self, store: PageStore, tenant: str, ttl: float) -> None:
+        self._store = store
+        self._tenant = tenant
+        self.ttl = ttl
+
+    async def write(self, session_id: str, epoch: int, data: bytes) -> None:
+        """Store a segment; it is listed once it is whole."""
+        owner, page = self._owner(session_id), _page(epoch)
+        await self._store.put(owner, page, data, self.ttl)
+        await self._store.commit(owner, [page], self.ttl)
+
+    async def sizes(self, session_id: str) -> dict[int, int]:
+        """Return the bytes of each segment of a session, by epoch, oldest first."""
+        pages = await self._store.list_pages(self._owner(session_id))
+        sizes = {int(page.name.removeprefix(_PAGE_PREFIX)): page.size for page in pages}
+        return dict(sorted(sizes.items()))
+
+    async def delete(self, session_id: str, epochs: list[int]) -> None:
+        """Delete segments."""
+        await self._store.delete(self._owner(session_id), [_page(epoch) for epoch in epochs])
+
+    async def header(self, session_id: str, epoch: int) -> SegmentHeader:
+        """Read and check a segment's header.
+
+        Raises:
+            NotFoundError: There is no such segment.
+            CorruptSegmentError: It fails a check, or is another session's.
+        """
+        owner, page = self._owner(session_id), _page(epoch)
+        data = await self._store.get_range(owner, page, 0, _FIRST_READ_BYTES)
+        if not data:
+            raise _missing(session_id, epoch)
+        size = header_size(data[:START_BYTES])
+        if size > len(data):
+            data += await self._store.get_range(owner, page, len(data), size - len(data))
+        header = parse_header(data)
+        if (header.identity.session_id, header.epoch) != (session_id, epoch):
+            raise CorruptSegmentError(f"segment {epoch} of session {session_id} is another one")
+        return header
+
+    async def raw_header(self, session_id: str, epoch: int, header: SegmentHeader) -> bytes:
+        """Read the bytes of a header that has been checked."""
+        end = header.sections[0].offset if header.sections else header.size
+        return await self._read(session_id, epoch, 0, end)
+
+    async def sections(
+        self, session_id: str, epoch: int, wanted: list[Section]
+    ) -> AsyncIterator[tuple[Section, bytes]]:
+        """Read sections in the given order, each checked; neighbors are read together.
+
+        Raises:
+            NotFoundError: The segment is gone.
+            CorruptSegmentError: A section fails its check.
+        """
+        for run in _runs(wanted):
+            start = run[0].offset
+            data = await self._read(session_id, epoch, start, sum(section.size for section in run))
+            for section in run:
+                own = data[section.offset - start : section.offset - start + section.size]
+                check_section(section, own)
+                yield section, own
+
+    async def _read(self, session_id: str, epoch: int, start: int, size: int) -> bytes:
+        if size == 0:
+            return b""
+        data = await self._store.get_range(self._owner(session_id), _page(epoch), start, size)
+        if not data:
+            raise _missing(session_id, epoch)
+        if len(data) != size:
+            raise CorruptSegmentError(f"segment {epoch} of session {session_id} is truncated")
+        return data
+
+    def _owner(self, session_id: str) -> str:
+        return f"{self._tenant}/{session_id}"
+
+
+def _runs(sections: list[Section]) -> list[list[Section]]:
+    """Group sections that follow one another in the segment, each group up to a number of bytes."""
+    runs: list[list[Section]] = []
+    size = 0
+    for section in sections:
+        previous = runs[-1][-1] if runs else None
+        follows = previous is not None and previous.offset + previous.size == section.offset
+        if follows and size + section.size <= _READ_BYTES:
+            runs[-1].append(section)
+            size += section.size
+        else:
+            runs.append([section])
+            size = section.size
+    return runs
+
+
+def _page(epoch: int) -> str:
+    return f"{_PAGE_PREFIX}{epoch}"
+
+
+def _missing(session_id: str, epoch: int) -> NotFoundError:
+    return NotFoundError("epochs", f"session {session_id!r} has no segment {epoch}, or its time is over")
