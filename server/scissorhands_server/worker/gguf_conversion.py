@@ -12,6 +12,7 @@ import hashlib
 import json
 import logging
 import shutil
+import struct
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -48,7 +49,7 @@ _SINGLE_DIGITS = {"codeshell", "command-r", "exaone", "minerva-7b", "refact", "s
 _LIKE_GPT2 = {"gpt-2", "jais", "mpt", "olmo", "phi-2"}
 
 # What transformers and numpy raise on a file that is damaged or of a kind that they do not know.
-_READ_ERRORS = (OSError, ValueError, KeyError, IndexError, TypeError, AttributeError, ImportError, RuntimeError)
+_READ_ERRORS = (ValueError, KeyError, IndexError, TypeError, AttributeError, ImportError, RuntimeError, struct.error)
 
 
 def converted(source: Path, cache_folder: Path, progress: Progress) -> Path:
@@ -131,14 +132,15 @@ def _write(source: Path, folder: Path, manifest: dict[str, Any], progress: Progr
         (folder / _MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n")
         for file in folder.iterdir():
             file.chmod(0o644)  # The weights are written for the owner alone, and a container runs as someone else.
+    except OSError as error:
+        raise ConfigurationError(f"model {str(source)!r}: cannot write its conversion: {error}") from error
     except _READ_ERRORS as error:
         reason = " ".join(str(error).split()) or type(error).__name__
         raise UnsupportedModelError(f"model {str(source)!r}: transformers cannot convert it: {reason}") from error
 
 
 def _model(source: Path, dtype: torch.dtype, metadata: dict[str, Any]) -> PreTrainedModel:
-    model: PreTrainedModel
-    model, report = AutoModelForCausalLM.from_pretrained(
+    loaded: Any = AutoModelForCausalLM.from_pretrained(
         str(source.parent),
         gguf_file=source.name,
         quantization_config=GgufConfig(dequantize=True),
@@ -146,8 +148,10 @@ def _model(source: Path, dtype: torch.dtype, metadata: dict[str, Any]) -> PreTra
         output_loading_info=True,
         trust_remote_code=False,
     )
-    if report["missing_keys"]:
-        raise ValueError(f"it lacks {len(report['missing_keys'])} weights, such as {min(report['missing_keys'])}")
+    model: PreTrainedModel = loaded[0]
+    missing: set[str] = loaded[1]["missing_keys"]  # Which transformers would fill with random numbers.
+    if missing:
+        raise ValueError(f"it lacks {len(missing)} weights, such as {min(missing)}")
     names = (f"tokenizer.ggml.{kind}_token_id" for kind in ("eos", "eot", "eom"))
     eos_ids = sorted({metadata[name] for name in names if name in metadata})
     if eos_ids and model.generation_config is not None:
