@@ -118,9 +118,17 @@ def build_segment(
         step: Tokens seen at the eviction.
         shape: ``(layers, kv_heads, head_dim)``.
         sections: By layer, then by head: number of slots and the encoded bytes.
+
+    Raises:
+        ValueError: The sections do not match the shape, or a text of the identity is too long to be read back.
     """
     layers, kv_heads, head_dim = shape
+    if len(sections) != layers * kv_heads:
+        raise ValueError(f"{len(sections)} sections do not match {layers} layers of {kv_heads} KV heads")
     texts = [getattr(identity, field.name).encode() for field in fields(identity)]
+    for field, text in zip(fields(identity), texts, strict=True):
+        if len(text) > MAX_TEXT_BYTES:
+            raise ValueError(f"{field.name} is {len(text)} bytes, above the limit of {MAX_TEXT_BYTES}")
     body = b"".join(_TEXT.pack(len(text)) + text for text in texts)
     header_size = START_BYTES + len(body) + _COUNTS.size + len(sections) * _ENTRY.size + _CRC.size
     offset = header_size
