@@ -1,0 +1,225 @@
+"""Eviction policies against examples that were worked by hand."""
+
+import numpy as np
+import pytest
+
+from scissorhands.budget import BudgetRequest, EvictionParameters, Grant, ModelShape
+from scissorhands.errors import InvalidRequestError
+from scissorhands.grant import PolicyRequest, grant
+from scissorhands.plan import plan
+from scissorhands.policies import POLICIES, get_policy, policy_names
+from scissorhands.policies.scissorhands import window_start
+from scissorhands.snapshot import LayerEvidence, Snapshot
+
+
+def granted(policy, preset="default", slots=8, layers=1, **numbers):
+    defaults = {"recent": 0, "sinks": 0, "drop": 2, "lookahead": 0, "chunk": 1, "window": 0}
+    return Grant(policy, preset, (slots,) * layers, EvictionParameters(**{**defaults, **numbers}), bytes=0)
+
+
+def snapshot(*layers, step, ahead=0, incoming=1):
+    return Snapshot(epoch=0, step=step, ahead=ahead, incoming=incoming, layers=layers)
+
+
+def evidence(positions, **signals):
+    """Return one layer's evidence; a flat list stands for one head."""
+    rows = {name: np.atleast_2d(np.array(values)) for name, values in {"positions": positions, **signals}.items()}
+    return LayerEvidence(rows.pop("positions"), rows)
+
+
+def kept(result, layer=0):
+    return [np.flatnonzero(row).tolist() for row in result.keep[layer]]
+
+
+def test_h2o_drops_the_slots_with_the_least_mass():
+    layer = evidence(range(8), mass=[5, 1, 4, 3, 0.5, 2, 9, 8])
+    assert kept(plan(granted("h2o"), snapshot(layer, step=8))) == [[0, 2, 3, 5, 6, 7]]
+
+
+def test_h2o_decides_for_every_head_alone():
+    layer = evidence([range(8), range(8)], mass=[[5, 1, 4, 3, 0.5, 2, 9, 8], [0, 0, 4, 3, 5, 2, 9, 8]])
+    assert kept(plan(granted("h2o"), snapshot(layer, step=8))) == [[0, 2, 3, 5, 6, 7], [2, 3, 4, 5, 6, 7]]
+
+
+def test_ties_drop_the_older_token():
+    layer = evidence(range(8), mass=[1, 1, 1, 1, 1, 1, 1, 1])
+    assert kept(plan(granted("h2o", drop=3), snapshot(layer, step=8))) == [[3, 4, 5, 6, 7]]
+
+
+def test_sinks_are_exempt_by_position_not_by_slot():
+    # Position 1 has been evicted before: the first slots now hold positions 0 and 2, and only 0 is a sink.
+    layer = evidence([0, 2, 3, 4, 5, 6, 7, 8], mass=[0, 0, 1, 2, 3, 4, 5, 6])
+    assert kept(plan(granted("h2o", sinks=2), snapshot(layer, step=9))) == [[0, 3, 4, 5, 6, 7]]
+
+
+def test_recent_slots_are_exempt():
+    layer = evidence(range(8), mass=[9, 8, 7, 6, 0, 0, 0, 0])
+    assert kept(plan(granted("h2o", recent=3), snapshot(layer, step=8))) == [[0, 1, 2, 5, 6, 7]]
+
+
+def test_slots_that_come_after_the_snapshot_count_as_recent():
+    # r = 3, of which 2 are appended before the eviction: of the snapshot only the newest slot is exempt.
+    layer = evidence(range(6), mass=[9, 8, 7, 6, 0, 0])
+    result = plan(granted("h2o", recent=3, lookahead=2), snapshot(layer, step=6, ahead=2))
+    assert kept(result) == [[0, 1, 2, 5]]
+
+
+def test_more_slots_ahead_than_recent_leave_none_exempt():
+    layer = evidence(range(6), mass=[9, 8, 7, 6, 1, 0])
+    result = plan(granted("h2o", recent=1, lookahead=2), snapshot(layer, step=6, ahead=2))
+    assert kept(result) == [[0, 1, 2, 3]]
+
+
+def test_a_row_that_fits_keeps_everything():
+    layer = evidence(range(7), mass=[0] * 7)
+    assert kept(plan(granted("h2o"), snapshot(layer, step=7))) == [list(range(7))]
+
+
+def test_a_chunk_drops_what_it_needs():
+    layer = evidence(range(8), mass=[5, 1, 4, 3, 0.5, 2, 9, 8])
+    assert kept(plan(granted("h2o", chunk=5), snapshot(layer, step=8, incoming=5))) == [[0, 6, 7]]
+
+
+def test_streaming_keeps_sinks_and_the_newest():
+    layer = evidence([0, 1, 5, 6, 7, 8, 9, 10], mass=[0] * 8)
+    assert kept(plan(granted("streaming", sinks=2, drop=3), snapshot(layer, step=11))) == [[0, 1, 5, 6, 7]]
+
+
+def test_streaming_never_looks_at_attention():
+    layer = evidence(range(8), mass=[9, 9, 9, 9, 0, 0, 0, 0])
+    assert kept(plan(granted("streaming", drop=4), snapshot(layer, step=8))) == [[4, 5, 6, 7]]
+
+
+def test_full_refuses_to_evict():
+    layer = evidence(range(8), mass=[0] * 8)
+    with pytest.raises(InvalidRequestError, match="keeps every token"):
+        plan(granted("full"), snapshot(layer, step=8))
+    assert kept(plan(granted("full", slots=9), snapshot(layer, step=8))) == [list(range(8))]
+
+
+def test_paper_drops_the_largest_low_counts_as_they_are():
+    low = [3, 9, 1, 9, 0, 8, 2, 7]
+    layer = evidence(range(8), mass=[0] * 8, low_count_ring=low)
+    # Slots 1 and 3 have 9; the next largest is slot 5 with 8.
+    result = plan(granted("scissorhands", "paper", drop=3, window=400), snapshot(layer, step=8))
+    assert kept(result) == [[0, 2, 4, 6, 7]]
+
+
+def test_paper_does_not_ask_how_often_a_token_was_seen():
+    # The young slot 7 was below average at 1 of 1 queries, the old slot 0 at 2 of 8: the paper's rule drops slot 0.
+    layer = evidence(range(8), mass=[0] * 8, low_count_ring=[2, 0, 0, 0, 0, 0, 0, 1])
+    result = plan(granted("scissorhands", "paper", drop=1, window=400), snapshot(layer, step=8))
+    assert kept(result) == [[1, 2, 3, 4, 5, 6, 7]]
+
+
+def test_paper_breaks_ties_by_age_and_exempts_the_recent_window():
+    layer = evidence(range(8), mass=[0] * 8, low_count_ring=[5, 5, 5, 5, 5, 9, 9, 9])
+    result = plan(granted("scissorhands", "paper", drop=4, recent=3, window=400), snapshot(layer, step=8))
+    assert kept(result) == [[4, 5, 6, 7]]
+
+
+@pytest.mark.parametrize(("slots", "drop", "chunk"), [(400, 200, 190), (100, 50, 40), (21, 10, 1), (7, 3, 1)])
+def test_paper_has_the_numbers_of_the_paper(slots, drop, chunk):
+    assert get_policy("scissorhands", "paper").parameters(slots) == EvictionParameters(
+        recent=10, sinks=0, drop=drop, lookahead=0, chunk=chunk, window=400
+    )
+
+
+def test_default_drops_the_largest_low_count_per_query_observed():
+    # Low counts 4 of 8 queries, 3 of 4, 1 of 1 and 0 of 2: shares 0.5, 0.75, 1 and 0.
+    layer = evidence([0, 4, 7, 6], mass=[0] * 4, low_count=[4, 3, 1, 0])
+    result = plan(granted("scissorhands", slots=4, drop=2, window=256), snapshot(layer, step=8))
+    assert kept(result) == [[0, 3]]
+
+
+def test_default_counts_only_queries_inside_the_window():
+    # w = 8: two buckets of 4. At step 18 the last query is 17, its bucket began at 16 and the one before at 12, so
+    # tokens before 12 were observed at 6 queries, and the token at 15 at 3.
+    assert window_start(18, 8) == 12
+    layer = evidence([0, 5, 12, 15], mass=[0] * 4, low_count=[3, 4, 5, 2])
+    # Shares 3/6, 4/6, 5/6 and 2/3: slots 1 and 3 tie, and the older goes.
+    result = plan(granted("scissorhands", slots=4, drop=2, window=8), snapshot(layer, step=18))
+    assert kept(result) == [[0, 3]]
+
+
+@pytest.mark.parametrize(
+    ("step", "start"), [(1, 0), (4, 0), (5, 0), (8, 0), (9, 4), (12, 4), (13, 8), (16, 8), (17, 12)]
+)
+def test_two_rotating_buckets_of_four(step, start):
+    assert window_start(step, 8) == start
+
+
+def test_default_exempts_sinks_and_three_tenths_recent():
+    numbers = get_policy("scissorhands").parameters(200)
+    assert numbers == EvictionParameters(recent=60, sinks=4, drop=16, lookahead=8, chunk=50, window=256)
+    assert get_policy("h2o").parameters(200).recent == 100
+    assert get_policy("streaming").parameters(200).recent == 0
+
+
+def test_layers_are_decided_from_their_own_evidence():
+    first = evidence(range(8), mass=[5, 1, 4, 3, 0.5, 2, 9, 8])
+    second = evidence([1, 2, 4, 5, 6, 7], mass=[0, 1, 2, 3, 4, 5])
+    budgets = Grant("h2o", "default", (8, 6), EvictionParameters(0, 0, 2, 0, 1, 0), bytes=0)
+    result = plan(budgets, snapshot(first, second, step=8))
+    assert kept(result, 0) == [[0, 2, 3, 5, 6, 7]]
+    assert kept(result, 1) == [[2, 3, 4, 5]]
+
+
+def test_a_layer_with_room_for_another_round_keeps_everything():
+    first = evidence(range(8), mass=range(8))
+    second = evidence(range(4), mass=range(4))
+    budgets = Grant("h2o", "default", (8, 8), EvictionParameters(0, 0, 2, 0, 1, 0), bytes=0)
+    result = plan(budgets, snapshot(first, second, step=8))
+    assert kept(result, 0) == [[2, 3, 4, 5, 6, 7]]
+    assert kept(result, 1) == [[0, 1, 2, 3]]
+
+
+def test_a_plan_answers_its_snapshot_and_leaves_it_alone():
+    layer = evidence(range(8), mass=[5, 1, 4, 3, 0.5, 2, 9, 8])
+    before = layer.signals["mass"].copy()
+    result = plan(granted("h2o", sinks=2, recent=2), Snapshot(7, 8, 0, 1, (layer,)))
+    assert (result.epoch, result.step) == (7, 8)
+    assert np.array_equal(layer.signals["mass"], before)
+
+
+@pytest.mark.parametrize("name", [name for name in policy_names() if name != "full"])
+def test_sinks_and_recent_always_survive(name):
+    policy, _, preset = name.partition(":")
+    shape = ModelShape(layers=2, kv_heads=3, head_dim=4, element_bytes=4)
+    rights = grant(BudgetRequest.tokens(64), PolicyRequest(policy, preset), shape, 1000)
+    numbers = rights.parameters
+    generator = np.random.default_rng(1)
+    ahead = numbers.lookahead
+    length = 64 - ahead
+    step = 300
+    positions = np.stack(
+        [np.r_[0:4, np.sort(generator.choice(np.arange(4, step), length - 4, replace=False))] for _ in range(3)]
+    )
+    signals = {
+        "mass": generator.random((3, length)),
+        "low_count": generator.integers(0, 100, (3, length)),
+        "low_count_ring": generator.integers(0, 400, (3, length)),
+    }
+    layer = LayerEvidence(positions, signals)
+    result = plan(rights, Snapshot(3, step, ahead, 1, (layer, layer)))
+    for keep in result.keep:
+        assert (~keep).sum(axis=1).tolist() == [numbers.drop] * 3
+        assert keep[positions < numbers.sinks].all()
+        exempt = max(0, numbers.recent - ahead)
+        assert keep[:, length - exempt :].all()
+
+
+def test_policy_names_are_what_get_policy_takes():
+    names = policy_names()
+    assert names == ["scissorhands", "scissorhands:paper", "h2o", "streaming", "full"]
+    assert set(POLICIES) == {name.partition(":")[0] for name in names}
+    for name in names:
+        policy, _, preset = name.partition(":")
+        assert get_policy(policy, preset).preset == (preset or "default")
+
+
+@pytest.mark.parametrize(("name", "preset", "field"), [("lru", "", "policy.name"), ("h2o", "x", "policy.preset")])
+def test_unknown_policies_are_refused(name, preset, field):
+    with pytest.raises(InvalidRequestError, match="allowed: ") as caught:
+        get_policy(name, preset)
+    assert caught.value.field == field
