@@ -51,7 +51,7 @@ def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
 def _tensor_digest(tensor: torch.Tensor) -> str:
     # Viewed as bytes, because numpy has no bfloat16.
     data = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-    return hashlib.sha256(memoryview(data.numpy())).hexdigest()
+    return hashlib.sha256(data.numpy().data).hexdigest()
 
 
 def _canonical(value: Any) -> Any:
