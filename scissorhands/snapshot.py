@@ -9,6 +9,8 @@ Positions = npt.NDArray[np.integer]
 Signal = npt.NDArray[np.generic]
 Keep = npt.NDArray[np.bool_]
 
+_LARGEST = 2**32 - 1
+
 
 @dataclass(frozen=True)
 class LayerEvidence:
@@ -64,8 +66,14 @@ class Plan:
 
 
 def pack(array: npt.NDArray[np.generic]) -> npt.NDArray[np.generic]:
-    """Return the array in the smallest type that a message carries: uint8, uint16, uint32 or float32."""
+    """Return the array in the smallest type that a message carries: uint8, uint16, uint32 or float32.
+
+    Raises:
+        ValueError: A whole number is beyond 32 bits or negative.
+    """
     if array.dtype.kind == "f":
         return array.astype(np.float32, copy=False)
-    largest = int(array.max(initial=0))
+    smallest, largest = int(array.min(initial=0)), int(array.max(initial=0))
+    if smallest < 0 or largest > _LARGEST:
+        raise ValueError(f"evidence must be 0 to {_LARGEST}, got {smallest} to {largest}")
     return array.astype(np.min_scalar_type(largest), copy=False)

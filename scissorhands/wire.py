@@ -173,7 +173,10 @@ def read_plan(message: cache_manager_pb2.PlanEvictionResponse, snapshot: Snapsho
         if len(layer.keep) != heads * row_bytes:
             raise InvalidRequestError("plan.layers.keep", f"is {len(layer.keep)} bytes, not {heads * row_bytes}")
         bits = np.frombuffer(layer.keep, dtype=np.uint8).reshape(heads, row_bytes)
-        keep.append(np.unpackbits(bits, axis=1, count=length, bitorder="little").astype(np.bool_))
+        kept = np.unpackbits(bits, axis=1, count=length, bitorder="little").astype(np.bool_)
+        if np.ptp(kept.sum(axis=1)):
+            raise InvalidRequestError("plan.layers.keep", "must keep equally many slots in every head")
+        keep.append(kept)
     return Plan(message.epoch, message.step, tuple(keep))
 
 
