@@ -1,0 +1,85 @@
+"""Tiny causal language models with seeded weights, built in code: no download, a few milliseconds a step."""
+
+from collections.abc import Callable
+
+import torch
+from transformers import (
+    GPTNeoXConfig,
+    GPTNeoXForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    OPTConfig,
+    OPTForCausalLM,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
+
+VOCABULARY = 97
+POSITIONS = 1024
+# At the usual 0.02 attention of an untrained model is almost even. At this spread some tokens matter and most do not.
+SPREAD = 0.25
+
+_SIZES = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": POSITIONS,
+    "initializer_range": SPREAD,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
+
+
+def llama_grouped() -> PreTrainedModel:
+    """Llama with two query heads to a key-value head."""
+    return LlamaForCausalLM(LlamaConfig(**_SIZES, intermediate_size=48, num_key_value_heads=2))
+
+
+def llama_multi_head() -> PreTrainedModel:
+    """Llama with as many key-value heads as query heads."""
+    return LlamaForCausalLM(LlamaConfig(**_SIZES, intermediate_size=48, num_key_value_heads=4))
+
+
+def qwen2() -> PreTrainedModel:
+    """Qwen2: grouped queries, and biases on queries, keys and values."""
+    return Qwen2ForCausalLM(Qwen2Config(**_SIZES, intermediate_size=48, num_key_value_heads=2))
+
+
+def opt() -> PreTrainedModel:
+    """OPT: learned positions that are added to the embeddings."""
+    sizes = {name: size for name, size in _SIZES.items() if name != "initializer_range"}
+    return OPTForCausalLM(OPTConfig(**sizes, init_std=SPREAD, ffn_dim=48, word_embed_proj_dim=32, dropout=0.0))
+
+
+def gpt_neox() -> PreTrainedModel:
+    """GPT-NeoX: rotary positions on a quarter of each head, attention and MLP side by side."""
+    return GPTNeoXForCausalLM(GPTNeoXConfig(**_SIZES, intermediate_size=48))
+
+
+TINY_MODELS: dict[str, Callable[[], PreTrainedModel]] = {
+    "llama_grouped": llama_grouped,
+    "llama_multi_head": llama_multi_head,
+    "qwen2": qwen2,
+    "opt": opt,
+    "gpt_neox": gpt_neox,
+}
+
+
+def tiny_model(name: str, seed: int = 0) -> PreTrainedModel:
+    """Build a model of :data:`TINY_MODELS` in evaluation mode; the caller's random state is left alone."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = TINY_MODELS[name]().eval()
+        for parameter_name, parameter in model.named_parameters():
+            if parameter_name.endswith("bias"):  # They start at zero, and a forgotten one would not be noticed.
+                torch.nn.init.normal_(parameter, std=SPREAD / 2)
+    return model
+
+
+def random_tokens(count: int, seed: int) -> torch.Tensor:
+    """Return ``[count]`` token ids, none of them special."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(3, VOCABULARY, (count,), generator=generator)
