@@ -102,21 +102,28 @@ class LayerPool:
         yield self.positions
         yield from self.states
 
-    def append(self, span: Span, keys: torch.Tensor, values: torch.Tensor) -> None:
-        """Put new keys and values ``[R, H, a, D]`` behind the slots in use; their evidence starts at zero."""
+    def append(self, span: Span, keys: torch.Tensor, values: torch.Tensor, *, fresh: bool = True) -> None:
+        """Put new keys and values ``[R, H, a, D]`` behind the slots in use.
+
+        Args:
+            span: The rows and where their new tokens go.
+            keys: The keys.
+            values: The values.
+            fresh: Whether the tokens' evidence starts at zero; not when a pass is repeated that already counted.
+        """
         if span.even:
             place = (span.rows, slice(None), slice(span.lengths[0], span.extent))
             self.keys[place] = keys
             self.values[place] = values
             self.positions[place] = span.positions.unsqueeze(1)
-            for state in self.states:
+            for state in self.states if fresh else ():
                 state[place] = 0
             return
         at = (span.row_index, slice(None), span.slot_index)
         self.keys[at] = keys.transpose(1, 2)
         self.values[at] = values.transpose(1, 2)
         self.positions[at] = span.positions.unsqueeze(-1)
-        for state in self.states:
+        for state in self.states if fresh else ():
             state[at] = 0
 
     def observe(self, span: Span, probabilities: torch.Tensor) -> None:

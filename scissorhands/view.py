@@ -54,7 +54,9 @@ class StepView(Cache):
         """Append and attend in one layer, pool by pool."""
         del mask
         outputs = []
-        for start, end in adjacent_runs([(id(row.pool), row.index) for row in self.rows]):
+        # Rows that already hold this pass, because it failed later on, are attended to apart from those that do not.
+        places = [((id(row.pool), layer < row.observed_layers), row.index) for row in self.rows]
+        for start, end in adjacent_runs(places):
             batch = slice(start, end)
             rows = self.rows[batch]
             outputs.append(
@@ -76,6 +78,7 @@ class StepView(Cache):
         """Count ``tokens`` appended to every row."""
         for row in self.rows:
             row.advance(tokens)
+        self._spans.clear()
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Return the most tokens that a row has seen, evicted ones and padding included."""
