@@ -5,7 +5,7 @@ nothing to ``Cache.update`` that would tell what the attention function needs, s
 their view and layer, and the appending happens here.
 """
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Protocol
 
 import torch
@@ -16,13 +16,15 @@ from scissorhands.pool import LayerPool, Span
 
 NAME = "scissorhands"
 _TAG = "_scissorhands_tag"
+# Stands for the mask of a layer that attends within a window or a chunk. Some models tell so by the mask alone.
+_LOCAL_MASK = torch.zeros(0)
 
 # Arguments that transformers passes along and that do not change what attention computes here.
 _HARMLESS = frozenset(
     {
         "cache_position", "position_ids", "position_embeddings", "output_attentions", "output_hidden_states",
         "use_cache", "is_causal", "layer_idx", "num_items_in_batch", "return_dict", "cu_seq_lens_q", "cu_seq_lens_k",
-        "max_length_q", "max_length_k", "logits_to_keep", "kwargs", "token_type_ids",
+        "max_length_q", "max_length_k", "logits_to_keep", "kwargs", "token_type_ids", "output_router_logits",
     }
 )  # fmt: skip
 
@@ -68,12 +70,12 @@ def attend(
         keys: ``[R, kv_heads, a, head_dim]``.
         values: ``[R, kv_heads, a, head_dim]``.
         scaling: Factor on the scores.
-        observe: Whether the evidence should count these queries.
+        observe: Whether the evidence should count these queries; False if it already does.
 
     Returns:
         ``[R, query_heads, a, head_dim]``.
     """
-    pool.append(span, keys, values)
+    pool.append(span, keys, values, fresh=observe)
     rows, query_heads, incoming, head_dim = query.shape
     kv_heads = keys.shape[1]
     group = query_heads // kv_heads
@@ -113,6 +115,8 @@ def attention_forward(
             "attention implementation 'scissorhands' was called without a scissorhands cache: pass one to generate(), "
             "or choose another implementation with model.set_attn_implementation()"
         )
+    if attention_mask is _LOCAL_MASK:
+        raise UnsupportedModelError(f"{type(module).__name__} attends within a window or in chunks of the sequence")
     unknown = sorted(name for name, given in kwargs.items() if given is not None and name not in _HARMLESS)
     if unknown or dropout:
         asked = ", ".join([*unknown, *(["dropout"] if dropout else [])])
@@ -124,11 +128,21 @@ def attention_forward(
 
 
 def padding_mask(
-    batch_size: int, q_length: int, kv_length: int, *, attention_mask: torch.Tensor | None = None, **kwargs: object
+    batch_size: int,
+    q_length: int,
+    kv_length: int,
+    *,
+    attention_mask: torch.Tensor | None = None,
+    local_size: int | None = None,
+    **kwargs: object,
 ) -> torch.Tensor | None:
-    """Return the 2-D padding mask as it came; causality is ours to keep (``transformers.AttentionMaskInterface``)."""
+    """Return the 2-D padding mask as it came; causality is ours to keep (``transformers.AttentionMaskInterface``).
+
+    A mask for local attention (``local_size`` tokens) is one that the attention function refuses: a model may make one
+    that no layer of it uses.
+    """
     del batch_size, q_length, kv_length, kwargs
-    return attention_mask
+    return attention_mask if local_size is None else _LOCAL_MASK
 
 
 def register() -> None:
@@ -137,11 +151,11 @@ def register() -> None:
     AttentionMaskInterface.register(NAME, padding_mask)
 
 
-def adjacent_runs(places: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Split a batch into runs of adjacent rows of one pool.
+def adjacent_runs(places: Sequence[tuple[Hashable, int]]) -> list[tuple[int, int]]:
+    """Split a batch into runs of adjacent rows that can be attended to together.
 
     Args:
-        places: Of each batch entry, an id of its pool and its row in the pool.
+        places: Of each batch entry, what a run has in common, such as its pool, and its row in the pool.
 
     Returns:
         Of each run, its first batch entry and the one after its last.
