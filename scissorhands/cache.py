@@ -154,7 +154,7 @@ class ResidentCache:
 
 def _fits(decided: Plan, row: Row, snapshot: Snapshot) -> bool:
     """Whether a plan from elsewhere answers this snapshot and drops what it must; a wrong one is not applied."""
-    if (decided.epoch, decided.step) != (row.epoch, snapshot.step):
+    if (decided.epoch, decided.step, len(decided.keep)) != (row.epoch, snapshot.step, len(snapshot.layers)):
         return False
     lengths = [layer.length + snapshot.ahead for layer in snapshot.layers]
     drops = slots_to_drop(lengths, row.grant.layer_slots, row.grant.parameters.drop, snapshot.incoming)
