@@ -60,6 +60,7 @@ class BudgetedCache(StepView):
         self._policy = get_policy(self.grant.policy, self.grant.preset)
         self._resident = ResidentCache(shape, model.dtype, model.device)
         self._seen = 0
+        self._reading = False
 
     def attend(
         self,
@@ -70,20 +71,26 @@ class BudgetedCache(StepView):
         mask: torch.Tensor | None,
         scaling: float,
     ) -> torch.Tensor:
-        """Make room, append and attend in one layer."""
+        """Make room, append and attend in one layer.
+
+        Raises:
+            InvalidRequestError: The batch, its mask or its length is not what the cache can take, or the last prompt's
+                pass failed halfway: the layers then hold different tokens, and only :meth:`reset` helps.
+        """
         batch, _, incoming, _ = query.shape
-        if layer == 0:
-            self._begin(batch)
         lengths = _real_tokens(mask, batch, incoming)
+        if layer == 0:
+            self._begin(incoming, lengths)
         if incoming == 1 and min(lengths) == 1:
-            if layer == 0:
-                self._make_room_for_one()
             output = super().attend(layer, query, keys, values, mask, scaling)
         else:
             output = torch.zeros_like(query)
             for index, (row, length) in enumerate(zip(self.rows, lengths, strict=True)):
                 new = (slice(index, index + 1), slice(None), slice(incoming - length, incoming))
-                output[new] = self._read(row, layer, query[new], keys[new], values[new], scaling)
+                if incoming > 1:
+                    output[new] = self._read(row, layer, query[new], keys[new], values[new], scaling)
+                elif length:
+                    output[new] = StepView([row]).attend(layer, query[new], keys[new], values[new], None, scaling)
         if layer == len(self) - 1:
             self._end(incoming, lengths)
         return output
@@ -108,26 +115,31 @@ class BudgetedCache(StepView):
         for row in self.rows:
             self._resident.remove_row(row)
         self.rows = []
-        self.evicted_slots, self.mass_dropped, self._seen = 0, 0.0, 0
+        self.evicted_slots, self.mass_dropped, self._seen, self._reading = 0, 0.0, 0, False
 
-    def _begin(self, batch: int) -> None:
+    def _begin(self, incoming: int, lengths: list[int]) -> None:
+        if self._reading:
+            raise InvalidRequestError("cache", "the last forward pass failed halfway; call reset() and start again")
         if not self.rows:
-            self.rows = [self._resident.add_row(self.grant) for _ in range(batch)]
-        if batch != len(self.rows):
-            raise InvalidRequestError("batch", f"the cache was made for {len(self.rows)} rows, got {batch}")
+            self.rows = [self._resident.add_row(self.grant) for _ in lengths]
+        if len(lengths) != len(self.rows):
+            raise InvalidRequestError("batch", f"the cache was made for {len(self.rows)} rows, got {len(lengths)}")
         self._spans.clear()
+        self._reading = incoming > 1
+        if incoming == 1:
+            self._make_room_for_one([row for row, length in zip(self.rows, lengths, strict=True) if length])
 
     def _end(self, incoming: int, lengths: list[int]) -> None:
         for row, length in zip(self.rows, lengths, strict=True):
-            if incoming == 1 and length == 1:
-                row.advance(1)
+            if incoming == 1:
+                row.advance(length)
             else:
                 row.step += length
-                row.observed_layers = 0
         self._seen += incoming
+        self._reading = False
 
-    def _make_room_for_one(self) -> None:
-        for row in self.rows:
+    def _make_room_for_one(self, rows: list[Row]) -> None:
+        for row in rows:
             eviction = self._resident.prepare_decode(row)
             for taken in eviction.layers if eviction else ():
                 self._count(taken)
