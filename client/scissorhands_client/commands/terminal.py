@@ -55,8 +55,9 @@ def show_events(events: Iterable[Event], write: Callable[[str], None], console: 
     """
     collector = Collector()
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("tokens"))
-    # The bar is gone before the first text, so that both can share a terminal.
-    with Progress(*columns, TimeElapsedColumn(), console=console, transient=True, disable=quiet) as progress:
+    # The bar is gone before the first text, so that both can share a terminal. Elsewhere it would write blank lines.
+    hidden = quiet or not console.is_interactive
+    with Progress(*columns, TimeElapsedColumn(), console=console, transient=True, disable=hidden) as progress:
         task = progress.add_task("connecting", total=None)
         for event in events:
             collector.add(event)

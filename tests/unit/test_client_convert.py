@@ -1,0 +1,160 @@
+from datetime import UTC, datetime
+
+import pytest
+from google.protobuf.duration_pb2 import Duration
+from google.protobuf.timestamp_pb2 import Timestamp
+
+from scissorhands.v1 import budget_pb2, cache_manager_pb2, generation_pb2, model_pb2
+from scissorhands_client import (
+    Budget,
+    ChatMessage,
+    FinishReason,
+    GenerateOptions,
+    GrantSource,
+    InvalidRequestError,
+    Policy,
+    SegmentInfo,
+    SessionState,
+    TokenIds,
+)
+from scissorhands_client.convert import generate_request, list_request, read_event, read_served_model, read_session
+
+
+def test_the_prompt_decides_its_kind():
+    assert generate_request("text", GenerateOptions()).text == "text"
+    assert generate_request("", GenerateOptions()).WhichOneof("prompt") == "text"
+    assert list(generate_request(TokenIds((1, 2)), GenerateOptions()).tokens.ids) == [1, 2]
+    assert generate_request(TokenIds(()), GenerateOptions()).WhichOneof("prompt") == "tokens"
+    chat = generate_request([ChatMessage("user", "hello")], GenerateOptions()).chat
+    assert [(each.role, each.content) for each in chat.messages] == [("user", "hello")]
+    assert generate_request([], GenerateOptions()).WhichOneof("prompt") == "chat"
+
+
+@pytest.mark.parametrize(
+    ("budget", "field", "value"),
+    [
+        (Budget.tokens(256), "tokens", 256),
+        (Budget.bytes(2**40), "bytes", 2**40),
+        (Budget.fraction(0.2), "fraction", 0.2),
+    ],
+)
+def test_budgets(budget, field, value):
+    message = generate_request("x", GenerateOptions(budget=budget)).budget
+    assert message.WhichOneof("amount") == field
+    assert getattr(message, field) == value
+
+
+@pytest.mark.parametrize("policy", ["scissorhands:paper", Policy("scissorhands", "paper")])
+def test_policies(policy):
+    message = generate_request("x", GenerateOptions(policy=policy)).policy
+    assert (message.name, message.preset) == ("scissorhands", "paper")
+
+
+def test_one_stop_string_is_a_list_of_one():
+    assert list(generate_request("x", GenerateOptions(stop="END")).stop) == ["END"]
+    assert list(generate_request("x", GenerateOptions(stop=("a", "b"))).stop) == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("options", "field"),
+    [
+        (GenerateOptions(max_new_tokens=-1), "max_new_tokens"),
+        (GenerateOptions(max_new_tokens=2**32), "max_new_tokens"),
+        (GenerateOptions(top_k=-1), "sampling.top_k"),
+        (GenerateOptions(seed=2**64), "sampling.seed"),
+        (GenerateOptions(policy=Policy("h2o", parameters={"recent": -3})), "policy.parameters.recent"),
+        (GenerateOptions(stop="\ud800"), "stop"),
+    ],
+)
+def test_what_the_protocol_cannot_carry_is_refused(options, field):
+    with pytest.raises(InvalidRequestError) as raised:
+        generate_request("x", options)
+    assert raised.value.field == field
+
+
+@pytest.mark.parametrize(
+    ("prompt", "field"),
+    [
+        ("\udcff", "text"),
+        ([ChatMessage("user", "\udcff")], "chat.messages.content"),
+        (TokenIds((1, -1)), "tokens.ids"),
+    ],
+)
+def test_prompts_that_the_protocol_cannot_carry(prompt, field):
+    with pytest.raises(InvalidRequestError) as raised:
+        generate_request(prompt, GenerateOptions())
+    assert raised.value.field == field
+
+
+def test_what_a_newer_server_sends_is_read_as_far_as_it_is_known():
+    assert read_event(generation_pb2.GenerateResponse()) is None
+    finish = read_event(generation_pb2.GenerateResponse(finish=generation_pb2.Finish(reason=99)))
+    assert finish.reason is FinishReason.UNSPECIFIED
+    assert finish.usage.tokens_per_second is None
+    assert finish.cache.compression is None
+    accepted = read_event(generation_pb2.GenerateResponse(accepted=generation_pb2.Accepted()))
+    assert accepted.grant.source is GrantSource.UNSPECIFIED
+    assert accepted.seed is None
+
+
+def test_a_greedy_seed_differs_from_seed_zero():
+    accepted = read_event(generation_pb2.GenerateResponse(accepted=generation_pb2.Accepted(seed=0)))
+    assert accepted.seed == 0
+
+
+def test_a_served_model():
+    message = generation_pb2.GetModelResponse(
+        model=model_pb2.ModelInfo(name="m", kv_heads=3, element_bytes=2),
+        max_rows=4,
+        max_queued=8,
+        default_max_new_tokens=16,
+        policies=["h2o", "full"],
+        chat=True,
+        version="1",
+        manager_connected=True,
+    )
+    served = read_served_model(message)
+    assert (served.model.name, served.model.kv_heads, served.model.element_bytes) == ("m", 3, 2)
+    assert (served.max_rows, served.max_queued, served.default_max_new_tokens) == (4, 8, 16)
+    assert (served.policies, served.chat, served.version, served.manager_connected) == (
+        ("h2o", "full"),
+        True,
+        "1",
+        True,
+    )
+
+
+def test_a_session():
+    message = cache_manager_pb2.Session(
+        spec=cache_manager_pb2.SessionSpec(
+            session_id="s",
+            budget=budget_pb2.Budget(fraction=0.2),
+            policy=budget_pb2.Policy(name="h2o", parameters={"recent": 4}),
+            grant=budget_pb2.Grant(lease=Duration(seconds=30, nanos=500_000_000), source="GRANT_SOURCE_LOCAL"),
+        ),
+        state=cache_manager_pb2.SESSION_STATE_EXPIRED,
+        open_time=Timestamp(seconds=1_700_000_000),
+        persistence=[0.5, 0.75],
+        segments=[cache_manager_pb2.SegmentInfo(epoch=1, step=64, slots=12, size_bytes=100)],
+    )
+    session = read_session(message)
+    assert (session.session_id, session.state) == ("s", SessionState.EXPIRED)
+    assert session.budget == Budget.fraction(0.2)
+    assert session.policy == Policy("h2o", "", {"recent": 4})
+    assert (session.grant.lease_seconds, session.grant.source) == (30.5, GrantSource.LOCAL)
+    assert session.open_time == datetime(2023, 11, 14, 22, 13, 20, tzinfo=UTC)
+    assert session.persistence == (0.5, 0.75)
+    assert session.segments == (SegmentInfo(1, 64, 12, 100),)
+
+
+def test_an_empty_session_has_no_wishes_and_no_grant():
+    session = read_session(cache_manager_pb2.Session())
+    assert (session.budget, session.policy, session.grant) == (None, None, None)
+
+
+def test_pages_of_sessions_are_asked_for():
+    request = list_request(SessionState.CLOSED, 10, "next")
+    assert (request.state, request.page_size, request.page_token) == (2, 10, "next")
+    assert list_request(None, 10, "").state == 0
+    with pytest.raises(InvalidRequestError, match="page_size"):
+        list_request(None, -1, "")
