@@ -29,8 +29,10 @@ from scissorhands.errors import (
 LOGGER = logging.getLogger(__name__)
 
 ERROR_DOMAIN = "scissorhands"
-# A status travels in HTTP/2 trailers, which are limited to a few KiB; messages quote what a caller sent, so we cut.
-MAX_MESSAGE_CHARACTERS = 400
+# A status travels in trailers, of which clients take 8 KiB by default. Messages quote what a caller sent, which may be
+# anything, and a byte of it takes up to five in all, so they are cut.
+MAX_MESSAGE_BYTES = 800
+MAX_FIELD_BYTES = 200
 
 # Called once a call with the method's full name and the name of its status code.
 Observer = Callable[[str, str], None]
@@ -74,7 +76,7 @@ def status_message(error: ScissorhandsError) -> status_pb2.Status:
     ]
     if isinstance(error, InvalidRequestError):
         violation = error_details_pb2.BadRequest.FieldViolation(
-            field=_cut(error.field), description=_cut(error.description), reason=row.reason
+            field=_cut(error.field, MAX_FIELD_BYTES), description=_cut(error.description), reason=row.reason
         )
         details.append(error_details_pb2.BadRequest(field_violations=[violation]))
     if isinstance(error, CapacityError):
@@ -189,14 +191,17 @@ class _Boundary:
 
 def _metadata(error: ScissorhandsError) -> dict[str, str]:
     if isinstance(error, BudgetTooSmallError):
-        return {"field": _cut(error.field), "smallest_slots": str(error.smallest)}
+        return {"field": _cut(error.field, MAX_FIELD_BYTES), "smallest_slots": str(error.smallest)}
     if isinstance(error, InvalidRequestError | NotFoundError):
-        return {"field": _cut(error.field)}
+        return {"field": _cut(error.field, MAX_FIELD_BYTES)}
     return {}
 
 
-def _cut(text: str) -> str:
-    return text if len(text) <= MAX_MESSAGE_CHARACTERS else text[: MAX_MESSAGE_CHARACTERS - 1] + "…"
+def _cut(text: str, most: int = MAX_MESSAGE_BYTES) -> str:
+    encoded = text.encode(errors="replace")
+    if len(encoded) <= most:
+        return encoded.decode()
+    return encoded[: most - len("…".encode())].decode(errors="ignore") + "…"
 
 
 def _packed(message: Message) -> any_pb2.Any:

@@ -5,6 +5,7 @@ from typing import Self
 from pydantic import Field, model_validator
 from pydantic_settings import SettingsConfigDict
 
+from scissorhands.errors import InvalidRequestError
 from scissorhands.policies import get_policy
 from scissorhands_server.settings import ServerSettings
 
@@ -82,7 +83,10 @@ class ManagerSettings(ServerSettings):
             # The URL may hold a password, so it is not quoted.
             raise ValueError(f"store_url: must begin with {', '.join(_STORE_SCHEMES)}")
         name, _, preset = self.policy.partition(":")
-        get_policy(name, preset)
+        try:
+            get_policy(name, preset)
+        except InvalidRequestError as error:
+            raise ValueError(f"policy: {error.description}") from error
         if self.max_segment_bytes > self.upload_memory_bytes:
             raise ValueError("upload_memory_bytes: must be at least max_segment_bytes")
         return self
