@@ -7,7 +7,8 @@ VENV ?= .venv
 TESTS ?=
 
 PY := $(VENV)/bin/python
-PIP_INSTALL := $(PY) -m pip install --disable-pip-version-check --progress-bar off -c constraints.txt
+# What is imported is compiled then; compiling all of torch beforehand takes as long as installing it.
+PIP_INSTALL := $(PY) -m pip install --disable-pip-version-check --progress-bar off --no-compile -c constraints.txt
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:

@@ -3,10 +3,13 @@
 import re
 import subprocess
 import sys
+import tomllib
 import zipfile
 from pathlib import Path, PurePosixPath
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from scissorhands import __version__
 
@@ -45,6 +48,17 @@ def test_the_wheel_brings_only_our_three_import_names(wheel_names):
 def test_the_wheel_brings_the_generated_code_and_its_stubs(wheel_names):
     for name in ("generation_pb2.py", "generation_pb2.pyi", "generation_pb2_grpc.py", "cache_manager_pb2.py"):
         assert f"{GENERATED}{name}" in wheel_names
+
+
+def test_every_dependency_has_a_tested_version():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    lines = [*project["dependencies"], *(line for group in project["optional-dependencies"].values() for line in group)]
+    needed = [Requirement(line) for line in lines]
+    pinned = [Requirement(line) for line in (ROOT / "constraints.txt").read_text().splitlines() if line[:1] != "#"]
+    versions = {canonicalize_name(each.name): next(iter(each.specifier)).version for each in pinned}
+    for requirement in needed:
+        if requirement.name != "scissorhands":
+            assert requirement.specifier.contains(versions[canonicalize_name(requirement.name)]), requirement
 
 
 def test_no_file_is_too_long():
