@@ -9,7 +9,7 @@ import sys
 import time
 
 import pytest
-from scripted_worker import scripted_worker
+from support.scripted_worker import scripted_worker
 
 # Longer than anything here takes, in seconds.
 PATIENCE = 60.0

@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 import pytest
-from scripted_worker import scripted_worker
+from support.scripted_worker import scripted_worker
 
 # Longer than anything here takes, in seconds.
 PATIENCE = 60

@@ -4,7 +4,7 @@ import json
 
 import pytest
 from click.testing import CliRunner
-from scripted_manager import scripted_manager
+from support.scripted_manager import scripted_manager
 
 from scissorhands_client import AsyncManagerClient, ManagerClient, NotFoundError, SegmentInfo, SessionState
 from scissorhands_client.commands.sessions import sessions

@@ -5,7 +5,7 @@ import socket
 
 import grpc
 import pytest
-from scripted_worker import scripted_worker
+from support.scripted_worker import scripted_worker
 
 from scissorhands_client import (
     Accepted,

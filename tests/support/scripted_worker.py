@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import contextmanager
 
 from google.protobuf.duration_pb2 import Duration
-from scripted_server import scripted_server
+from support.scripted_server import scripted_server
 
 from scissorhands.errors import BudgetTooSmallError, CapacityError, InvalidRequestError, NotFoundError
 from scissorhands.v1 import budget_pb2, generation_pb2, generation_pb2_grpc, model_pb2

@@ -4,7 +4,7 @@ from contextlib import contextmanager
 
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp
-from scripted_server import scripted_server
+from support.scripted_server import scripted_server
 
 from scissorhands.errors import NotFoundError
 from scissorhands.v1 import budget_pb2, cache_manager_pb2, cache_manager_pb2_grpc, model_pb2
