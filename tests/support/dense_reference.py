@@ -1,0 +1,281 @@
+"""A slow, dense, plainly written reference of a cache under a budget, to test the real one against.
+
+It is written from the design, not from the code: nothing of the program is imported here. It keeps every key and value
+of a sequence, and evicts by clearing a bit in a mask. It keeps the whole attention matrix, and works every signal out
+anew from it whenever a decision is due. Attention is computed in float64, one query and one head at a time.
+"""
+
+import copy
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from transformers import AttentionInterface, AttentionMaskInterface, Cache, PreTrainedModel
+
+NAME = "dense_reference"
+# How near to its threshold a comparison may come, relatively, before rounding could turn it.
+CLOSE = 1e-5
+
+Array = npt.NDArray[np.float64]
+Mask = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Rules:
+    """The policy and its numbers, by the letters of the design.
+
+    Args:
+        policy: ``default`` (Scissorhands, consistent reading), ``paper``, ``h2o`` or ``streaming``.
+        B: Slots of each layer and KV head; a tuple gives each layer its own.
+        r: Newest slots that are exempt.
+        s: First tokens that are exempt.
+        m: Slots dropped at once.
+        L: Slots between snapshot and eviction.
+        c: Tokens of a prefill chunk.
+        w: Queries that importance looks back on.
+    """
+
+    policy: str
+    B: int | tuple[int, ...]
+    r: int
+    s: int
+    m: int
+    L: int
+    c: int
+    w: int = 0
+
+
+@dataclass
+class DenseLayer:
+    """One layer: the mask of kept tokens, and what every query ever gave every token.
+
+    Args:
+        keep: ``[kv_heads, tokens]``, whether a token is still in the cache.
+        attention: ``[kv_heads, queries, tokens]``, the mean over the query heads of a group; 0 if not seen.
+        seen: ``[kv_heads, queries, tokens]``, whether the query could see the token.
+        keys: ``[kv_heads, tokens, head_dim]`` after position embedding, of all tokens.
+        dropped_mass: Attention that tokens had received by the time they were dropped.
+    """
+
+    keep: Mask
+    attention: Array
+    seen: Mask
+    keys: torch.Tensor = field(default_factory=lambda: torch.empty(0))
+    values: torch.Tensor = field(default_factory=lambda: torch.empty(0))
+    dropped_mass: float = 0.0
+
+
+class DenseSequence:
+    """One sequence of a model under rules.
+
+    Args:
+        model: A causal language model; a copy of it is used.
+        rules: The rules.
+        longest: Most tokens that the sequence may have.
+    """
+
+    def __init__(self, model: PreTrainedModel, rules: Rules, longest: int) -> None:
+        self.rules = rules
+        self.model = copy.deepcopy(model)
+        self.model.set_attn_implementation(NAME)
+        heads = getattr(model.config, "num_key_value_heads", None) or model.config.num_attention_heads
+        self.layers = [
+            DenseLayer(
+                keep=np.zeros((heads, longest), dtype=bool),
+                attention=np.zeros((heads, longest, longest)),
+                seen=np.zeros((heads, longest, longest), dtype=bool),
+            )
+            for _ in range(model.config.num_hidden_layers)
+        ]
+        layers = len(self.layers)
+        self.budgets = rules.B if isinstance(rules.B, tuple) else (rules.B,) * layers
+        self.step = 0
+        self.evictions = 0
+        self.close_calls = 0
+        self._planned: list[Mask] | None = None
+
+    @property
+    def used(self) -> list[int]:
+        """n, slots in use of each layer; every head of a layer keeps equally many."""
+        used = [layer.keep.sum(axis=1) for layer in self.layers]
+        assert all(len(set(heads)) == 1 for heads in used)
+        return [int(heads[0]) for heads in used]
+
+    @property
+    def room(self) -> int:
+        """Tokens that fit before a layer is full."""
+        return min(budget - used for budget, used in zip(self.budgets, self.used, strict=True))
+
+    def kept(self) -> list[list[list[int]]]:
+        """Return the positions of the kept tokens of each layer and head."""
+        return [[np.flatnonzero(head).tolist() for head in layer.keep] for layer in self.layers]
+
+    def read(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Read a prompt, or a part of one, along the chunk grid; return ``[tokens, vocabulary]`` logits."""
+        logits = []
+        while len(tokens):
+            size = min(self.rules.c - self.step % self.rules.c, len(tokens))
+            self._planned = None
+            if self.room < size:
+                self._drop(self._plan(ahead=0, incoming=size))
+            logits.append(self._forward(tokens[:size]))
+            tokens = tokens[size:]
+        return torch.cat(logits)
+
+    def decode(self, token: torch.Tensor) -> torch.Tensor:
+        """Append one token; return ``[vocabulary]`` logits."""
+        if self.room == 0:
+            self._drop(self._planned if self._planned is not None else self._plan(ahead=0, incoming=1))
+            self._planned = None
+        if self._planned is None and self.room <= self.rules.L:
+            self._planned = self._plan(ahead=self.room, incoming=1)
+        return self._forward(token.reshape(1))[0]
+
+    def signals(self, layer: DenseLayer) -> tuple[Array, npt.NDArray[np.int64]]:
+        """Return ``[kv_heads, tokens]`` attention mass, and the low count of the policy's window."""
+        now = self.step
+        mass = layer.attention[:, :now].sum(axis=1)
+        start, threshold = self._window()
+        queries = slice(start, now)
+        seen = layer.seen[:, queries]
+        # The average is one over the slots that the query saw, for the paper one over the tokens of the sequence.
+        slots = seen.sum(axis=2) if threshold == "1/n" else np.arange(start, now)[None] + 1
+        average = 1.0 / slots[:, :, None]
+        low = (seen & (layer.attention[:, queries] < average)).sum(axis=1)
+        if self.rules.policy in ("default", "paper"):
+            close = np.abs(layer.attention[:, queries] - average) < CLOSE * average
+            self.close_calls += int((seen & close & (average < 1)).sum())
+        return mass, low
+
+    def _window(self) -> tuple[int, str]:
+        """Return the first query that the low count looks back on, and the average that it compares with."""
+        if self.rules.policy == "paper":
+            return max(0, self.step - self.rules.w), "1/t"
+        if self.rules.policy == "default":
+            # Two buckets of half a window take turns, by the query's position; a bucket is emptied when its turn comes.
+            half = self.rules.w // 2
+            newest = self.step - 1
+            return max(0, newest - newest % half - half), "1/n"
+        return 0, "1/n"
+
+    def _scores(self, layer: DenseLayer) -> Array:
+        """Return ``[kv_heads, tokens]``; the lowest are dropped first."""
+        mass, low = self.signals(layer)
+        positions = np.arange(mass.shape[1])
+        if self.rules.policy == "streaming":
+            return np.broadcast_to(positions.astype(float), mass.shape)
+        if self.rules.policy == "h2o":
+            return mass
+        if self.rules.policy == "paper":
+            return -low.astype(float)
+        start, _ = self._window()
+        observed = np.array([max(1, self.step - max(position, start)) for position in positions])
+        return -low / observed
+
+    def _plan(self, ahead: int, incoming: int) -> list[Mask]:
+        """Return the tokens to drop of each layer and head, from what is known now."""
+        rules = self.rules
+        plans = []
+        for layer, used, budget in zip(self.layers, self.used, self.budgets, strict=True):
+            overflow = used + ahead + incoming - budget
+            # A layer that is not full yet drops along if it would be before m more tokens.
+            count = max(rules.m, overflow) if overflow + rules.m - 1 > 0 else 0
+            scores = self._scores(layer)
+            plan = np.zeros_like(layer.keep)
+            for head, keep in enumerate(layer.keep):
+                slots = np.flatnonzero(keep).tolist()
+                newest = max(0, rules.r - ahead)
+                exempt = {position for position in slots if position < rules.s} | set(slots[len(slots) - newest :])
+                # Lowest score first; of equal scores the older.
+                candidates = sorted((scores[head, position], position) for position in slots if position not in exempt)
+                assert len(candidates) >= count, "the budget is too small for these rules"
+                if rules.policy == "h2o" and len(candidates) > count:
+                    last, first = candidates[count - 1][0], candidates[count][0]
+                    self.close_calls += first - last < CLOSE * last
+                for _, position in candidates[:count]:
+                    plan[head, position] = True
+            plans.append(plan)
+        return plans
+
+    def _drop(self, plan: list[Mask]) -> None:
+        for layer, drop in zip(self.layers, plan, strict=True):
+            layer.dropped_mass += float(layer.attention[:, : self.step].sum(axis=1)[drop].sum())
+            layer.keep &= ~drop
+        self.evictions += 1
+
+    @torch.inference_mode()
+    def _forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        end = self.step + len(tokens)
+        for layer in self.layers:
+            layer.keep[:, self.step : end] = True
+        positions = torch.arange(self.step, end).unsqueeze(0)
+        logits = self.model(
+            input_ids=tokens.unsqueeze(0), position_ids=positions, cache=_DenseCache(self), use_cache=True
+        ).logits[0]
+        self.step = end
+        return logits
+
+
+class _DenseCache(Cache):
+    """Hands all keys and values of a sequence to attention; evicts nothing."""
+
+    running: DenseSequence
+
+    def __init__(self, sequence: DenseSequence) -> None:
+        super().__init__(layers=[])
+        self._sequence = sequence
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: object, **kwargs: object
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        _DenseCache.running = self._sequence
+        layer = self._sequence.layers[layer_idx]
+        layer.keys = torch.cat([layer.keys, key_states[0]], dim=1) if len(layer.keys) else key_states[0]
+        layer.values = torch.cat([layer.values, value_states[0]], dim=1) if len(layer.values) else value_states[0]
+        return layer.keys.unsqueeze(0), layer.values.unsqueeze(0)
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        return self._sequence.step
+
+    def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
+        return self._sequence.step + query_length, 0
+
+
+def dense_attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float,
+    dropout: float = 0.0,
+    **kwargs: object,
+) -> tuple[torch.Tensor, None]:
+    """Attention of one sequence over the tokens that are kept, one query and head at a time."""
+    layer = _DenseCache.running.layers[module.layer_idx]
+    queries, keys, values = (states[0].double().numpy() for states in (query, key, value))
+    group = len(queries) // len(keys)
+    first = keys.shape[1] - queries.shape[1]
+    output = np.zeros_like(queries)
+    for head in range(len(queries)):
+        kv_head = head // group
+        for index in range(queries.shape[1]):
+            position = first + index
+            tokens = slice(0, position + 1)
+            seen = layer.keep[kv_head, tokens]
+            scores = np.where(seen, keys[kv_head, tokens] @ queries[head, index] * scaling, -np.inf)
+            weights = np.exp(scores - scores.max())
+            weights /= weights.sum()
+            output[head, index] = weights @ values[kv_head, tokens]
+            layer.attention[kv_head, position, tokens] += weights / group
+            layer.seen[kv_head, position, tokens] = seen
+    return torch.from_numpy(output).to(query.dtype).transpose(0, 1).unsqueeze(0), None
+
+
+def no_mask(*args: object, **kwargs: object) -> None:
+    """Return no mask: the reference keeps its own."""
+
+
+AttentionInterface.register(NAME, dense_attention)
+AttentionMaskInterface.register(NAME, no_mask)
