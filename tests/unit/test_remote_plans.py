@@ -14,7 +14,7 @@ from scissorhands.plan import plan
 from scissorhands.row import Phase, PlanSource, Row
 from scissorhands.snapshot import Plan, Snapshot
 
-PROMPT, TOKENS = 45, 160
+PROMPT, TOKENS = 45, 110
 DEADLINE = 0.25
 
 
@@ -127,7 +127,7 @@ def test_a_planner_changes_nothing(undisturbed, script):
     # A row that is full before it has decoded a token, or that has no lookahead, asks nobody.
     asked = len(planner.timeouts)
     used = sum(eviction.source is PlanSource.MANAGER for eviction in actual.evictions)
-    assert asked > 2
+    assert asked >= 2
     assert used == {early: asked, every_second: asked // 2}.get(script, 0)
 
 
