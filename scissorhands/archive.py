@@ -62,5 +62,5 @@ def decode_section(
         raise CorruptSegmentError(f"section of {slots} slots is {len(data)} bytes instead of {wanted}")
     positions = np.frombuffer(data, dtype=_POSITION, count=slots).astype(np.int64)
     rows = np.frombuffer(data, dtype=np.uint8, offset=slots * _POSITION.itemsize).reshape(2, slots, row_bytes)
-    vectors = codec.decode(torch.from_numpy(rows.copy()), head_dim, dtype)
+    vectors = codec.decode(torch.tensor(rows), head_dim, dtype)
     return torch.from_numpy(positions), vectors[0], vectors[1]

@@ -48,11 +48,13 @@ class Int4(Codec):
 
     def decode(self, data: torch.Tensor, head_dim: int, dtype: torch.dtype) -> torch.Tensor:
         """Return minimum plus step times level."""
-        groups = head_dim // _group(head_dim)
-        scales = data[..., : 4 * groups].contiguous().view(torch.float16).float()
+        group = _group(head_dim)
+        groups = head_dim // group
+        # contiguous() would not copy a single row, whose stride may be odd and cannot be viewed as two-byte numbers.
+        scales = data[..., : 4 * groups].clone(memory_format=torch.contiguous_format).view(torch.float16).float()
         low, step = scales[..., :groups].unsqueeze(-1), scales[..., groups:].unsqueeze(-1)
         packed = data[..., 4 * groups :]
-        levels = torch.stack([packed & LEVELS, packed >> 4], dim=-1).reshape(*low.shape[:-1], -1)
+        levels = torch.stack([packed & LEVELS, packed >> 4], dim=-1).reshape(*low.shape[:-1], group)
         # A minimum and fifteen rounded steps can exceed float16 by a hair where the input did not.
         limit = min(LARGEST, torch.finfo(dtype).max)
         vectors: torch.Tensor = (low + step * levels.float()).clamp(-limit, limit).flatten(-2).to(dtype)
