@@ -17,7 +17,7 @@ def manager():
 
 
 def run(manager, *arguments):
-    return CliRunner().invoke(sessions, [*arguments, "--manager", manager.address], env={"COLUMNS": "200"})
+    return CliRunner().invoke(sessions, [*arguments, "--manager", manager.address], env={"COLUMNS": "120"})
 
 
 async def test_pages_follow_each_other(manager):
@@ -58,7 +58,6 @@ def test_list_command(manager):
         "session-3",
         "session-2",
     ]
-    assert "[tiny]" in result.stdout
 
 
 def test_list_command_prints_json(manager):
@@ -73,7 +72,7 @@ def test_list_command_prints_json(manager):
 def test_show_command(manager):
     result = run(manager, "show", "session-1")
     assert result.exit_code == 0
-    for expected in ("session-1", "20 to 22 slots", "h2o:default", "12.50%", "75.00% on average", "1,234 slots", "617"):
+    for expected in ("[tiny]", "20 to 22 slots", "h2o:default", "12.50%", "75.00% on average", "1,234 slots", "617"):
         assert expected in result.stdout
     assert json.loads(run(manager, "show", "session-1", "--json").stdout)["segments"][0]["size_bytes"] == 5_000
 

@@ -39,7 +39,7 @@ def chat(*, system: str | None, quiet: bool, server: str, timeout: float, **opti
         if not served.chat:
             raise Failure(f"{served.model.name} has no chat template; use 'scissorhands generate' instead")
         if interactive and not quiet:
-            console.print(f"{served.model.name} at {server}: {_HELP}", highlight=False)
+            console.print(f"{served.model.name} at {server}: {_HELP}", highlight=False, soft_wrap=True)
         conversation = _Conversation(client, chosen, console, system=system, quiet=quiet)
         for line in _typed_lines() if interactive else _piped_lines():
             if line == "/exit":
@@ -98,7 +98,7 @@ class _Conversation:
             self._last = show_events(stream, out.write, self._console, quiet=self._quiet)
         self._turns = [*asked, ChatMessage("assistant", self._last.text)]
         if not self._quiet:
-            self._console.print(summary_line(self._last), style="dim", highlight=False)
+            self._console.print(summary_line(self._last), style="dim", highlight=False, soft_wrap=True)
 
 
 def _take(conversation: _Conversation, line: str) -> None:

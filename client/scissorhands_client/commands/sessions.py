@@ -78,21 +78,19 @@ def show_command(*, session_id: str, manager: str, as_json: bool) -> None:
 
 
 def _overview(found: list[Session]) -> Table:
-    table = Table(box=box.SIMPLE)
-    for name in ("Session", "State", "Opened (UTC)", "Model"):
-        table.add_column(name, overflow="fold")
-    for name in ("Tokens seen", "Resident", "Evicted", "Segments", "Stored"):
-        table.add_column(name, justify="right")
+    # Few columns, so that ids stay whole on a narrow terminal; `show` and `--json` tell the rest.
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for name in ("Session", "State", "Opened (UTC)"):
+        table.add_column(name, no_wrap=True)
+    for name in ("Seen", "Evicted", "Stored"):
+        table.add_column(name, justify="right", no_wrap=True)
     for each in found:
         table.add_row(
             each.session_id,
             each.state.value,
-            f"{each.open_time:%Y-%m-%d %H:%M:%S}",
-            each.model.name,
+            f"{each.open_time:%Y-%m-%d %H:%M}",
             f"{each.step:,}",
-            f"{each.resident_slots:,}",
             f"{each.evicted_slots:,}",
-            f"{each.segment_count:,}",
             decimal(each.segment_bytes),
         )
     return table
