@@ -1,7 +1,6 @@
 """Planning: snapshots come in, plans go out, off the event loop and within bounds."""
 
 import asyncio
-import logging
 import time
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
@@ -9,9 +8,10 @@ from dataclasses import dataclass
 
 from scissorhands.budget import Grant
 from scissorhands.errors import CapacityError, InvalidRequestError
-from scissorhands.importance import Attention, Tally, attention, persistence, tally
+from scissorhands.importance import Tally, attention, persistence, tally
 from scissorhands.ledger import Ledger, SessionRecord, SessionState
 from scissorhands.plan import plan
+from scissorhands.snapshot import Snapshot
 from scissorhands.v1 import cache_manager_pb2
 from scissorhands.wire import plan_message
 from scissorhands_server.manager.admission import Admission, Ticket
@@ -29,8 +29,6 @@ from scissorhands_server.manager.snapshots import (
 )
 from scissorhands_server.manager.stream import MessageStream
 
-LOGGER = logging.getLogger(__name__)
-
 RETRY_AFTER_SECONDS = 0.1
 
 
@@ -41,7 +39,7 @@ class Computed:
     response: cache_manager_pb2.PlanEvictionResponse
     seconds: float
     tally: Tally
-    attention: Attention
+    snapshot: Snapshot
 
 
 class Planning:
@@ -138,16 +136,17 @@ class Planning:
         """Tell the ledger, and measure persistence in the background if a thread is free for it."""
         if record.state is not SessionState.OPEN or not self._ledger.evicted(record, computed.tally):
             return
-        before = self._ledger.remember(record, computed.attention)
-        if before is None or len(self._measuring) >= self._settings.plan_threads:
-            return
-        task = asyncio.create_task(self._measure(record, before, computed.attention))
-        self._measuring.add(task)
-        task.add_done_callback(self._measuring.discard)
+        if len(self._measuring) < self._settings.plan_threads:
+            task = asyncio.create_task(self._measure(record, computed.snapshot))
+            self._measuring.add(task)
+            task.add_done_callback(self._measuring.discard)
 
-    async def _measure(self, record: SessionRecord, before: Attention, after: Attention) -> None:
+    async def _measure(self, record: SessionRecord, snapshot: Snapshot) -> None:
         loop = asyncio.get_running_loop()
-        self._ledger.persisted(record, await loop.run_in_executor(self._pool, persistence, before, after))
+        after = await loop.run_in_executor(self._pool, attention, snapshot)
+        before = self._ledger.remember(record, after)
+        if before is not None:
+            self._ledger.persisted(record, await loop.run_in_executor(self._pool, persistence, before, after))
 
 
 def _compute(received: ReceivedSnapshot, grant: Grant, before: Tally | None) -> Computed:
@@ -157,4 +156,4 @@ def _compute(received: ReceivedSnapshot, grant: Grant, before: Tally | None) -> 
     response = plan_message(planned)
     seconds = time.perf_counter() - began
     response.compute_time.FromNanoseconds(round(seconds * 1e9))
-    return Computed(response, seconds, tally(snapshot, planned, before), attention(snapshot))
+    return Computed(response, seconds, tally(snapshot, planned, before), snapshot)

@@ -19,7 +19,7 @@ from scissorhands_server.manager.checks import check_granted, check_session_id
 from scissorhands_server.manager.metrics import ManagerMetrics
 from scissorhands_server.manager.sessions import Sessions
 from scissorhands_server.manager.settings import ManagerSettings
-from scissorhands_server.manager.stored import StoredSegments
+from scissorhands_server.manager.stored import StoredSegments, part_of
 from scissorhands_server.manager.stream import MessageStream
 from scissorhands_server.manager.uploads import MAX_CHUNK_BYTES, receive_segments
 
@@ -185,8 +185,7 @@ class Segments:
         for piece in _pieces(start):
             left -= len(piece)
             yield Chunk(epoch=epoch, chunk=piece, last=left == 0)
-        sections = self._stored.sections(request.session_id, epoch, list(header.sections))
-        async for _, data in sections:
+        async for _, data in self._stored.runs(request.session_id, epoch, list(header.sections)):
             for piece in _pieces(data):
                 left -= len(piece)
                 yield Chunk(epoch=epoch, chunk=piece, last=left == 0)
@@ -203,12 +202,12 @@ class Segments:
                 )
         wanted = [header.section(address.layer, address.kv_head) for address in request.sections]
         addresses = iter(request.sections)
-        async for _, data in self._stored.sections(request.session_id, epoch, wanted):
-            address = next(addresses)
-            left = len(data)
-            for piece in _pieces(data) or [b""]:
-                left -= len(piece)
-                yield Chunk(epoch=epoch, section=address, chunk=piece, last=left == 0)
+        async for run, data in self._stored.runs(request.session_id, epoch, wanted):
+            for section in run:
+                address, left = next(addresses), section.size
+                for piece in _pieces(part_of(run, data, section)) or [b""]:
+                    left -= len(piece)
+                    yield Chunk(epoch=epoch, section=address, chunk=piece, last=left == 0)
 
 
 def _check_identity(parsed: SegmentHeader, header: cache_manager_pb2.SegmentHeader) -> None:

@@ -2,9 +2,8 @@
 
 from collections.abc import Iterable
 
-from scissorhands.budget import BudgetRequest
 from scissorhands.errors import CapacityError, InvalidRequestError
-from scissorhands.grant import PolicyRequest, grant
+from scissorhands.grant import PolicyRequest, default_budget, grant
 from scissorhands.ledger import Ledger, SessionRecord, SessionState
 from scissorhands.v1 import budget_pb2, cache_manager_pb2
 from scissorhands.wire import budget_request, grant_message, model_shape, policy_request
@@ -124,10 +123,10 @@ class Sessions:
 
     def _grant(self, spec: cache_manager_pb2.SessionSpec) -> budget_pb2.Grant:
         settings = self._settings
-        budget = (
-            budget_request(spec.budget) if spec.HasField("budget") else BudgetRequest.fraction(settings.budget_fraction)
-        )
-        granted = grant(budget, self._policy(spec), model_shape(spec.model), spec.prompt_tokens + spec.max_new_tokens)
+        policy = self._policy(spec)
+        asked = budget_request(spec.budget) if spec.HasField("budget") else None
+        budget = asked or default_budget(policy, settings.budget_fraction)
+        granted = grant(budget, policy, model_shape(spec.model), spec.prompt_tokens + spec.max_new_tokens)
         message = grant_message(granted, budget_pb2.GRANT_SOURCE_MANAGER, settings.codec)
         message.lease.FromNanoseconds(round(settings.lease * 1e9))
         return message

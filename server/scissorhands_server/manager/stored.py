@@ -74,22 +74,20 @@ class StoredSegments:
         end = header.sections[0].offset if header.sections else header.size
         return await self._read(session_id, epoch, 0, end)
 
-    async def sections(
+    async def runs(
         self, session_id: str, epoch: int, wanted: list[Section]
-    ) -> AsyncIterator[tuple[Section, bytes]]:
-        """Read sections in the given order, each checked; neighbors are read together.
+    ) -> AsyncIterator[tuple[list[Section], bytes]]:
+        """Read sections in the given order; those that follow one another in the segment come together, each checked.
 
         Raises:
             NotFoundError: The segment is gone.
             CorruptSegmentError: A section fails its check.
         """
         for run in _runs(wanted):
-            start = run[0].offset
-            data = await self._read(session_id, epoch, start, sum(section.size for section in run))
+            data = await self._read(session_id, epoch, run[0].offset, sum(section.size for section in run))
             for section in run:
-                own = data[section.offset - start : section.offset - start + section.size]
-                check_section(section, own)
-                yield section, own
+                check_section(section, part_of(run, data, section))
+            yield run, data
 
     async def _read(self, session_id: str, epoch: int, start: int, size: int) -> bytes:
         if size == 0:
@@ -103,6 +101,12 @@ class StoredSegments:
 
     def _owner(self, session_id: str) -> str:
         return f"{self._tenant}/{session_id}"
+
+
+def part_of(run: list[Section], data: bytes, section: Section) -> bytes:
+    """Return the bytes of one section of a run."""
+    start = section.offset - run[0].offset
+    return data[start : start + section.size]
 
 
 def _runs(sections: list[Section]) -> list[list[Section]]:

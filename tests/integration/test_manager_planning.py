@@ -1,0 +1,377 @@
+"""Plans over gRPC: equal to local ones, checked, bounded, and independent of what the manager remembers."""
+
+import asyncio
+
+import grpc
+import numpy as np
+import pytest
+from google.rpc import error_details_pb2
+from grpc_status import rpc_status
+from support.manager_data import model, opened, plan_requests, signals_of, snapshot, spec
+from support.processes import ManagerProcess, wait_for
+
+from scissorhands.plan import plan
+from scissorhands.v1 import budget_pb2, cache_manager_pb2
+from scissorhands.wire import read_grant, read_plan, snapshot_messages
+
+pb = cache_manager_pb2
+NOWHERE = "redis://127.0.0.1:1/0"
+
+
+@pytest.fixture(scope="module")
+def manager():
+    process = ManagerProcess(store_url=NOWHERE)
+    yield process
+    process.stop()
+
+
+async def planned(stub, session, evidence):
+    return await stub.PlanEviction(iter(plan_requests(evidence, session)), timeout=60)
+
+
+def same(response, session, evidence):
+    """Tell whether a plan is the one that the core computes."""
+    local, remote = plan(read_grant(session.grant), evidence), read_plan(response, evidence)
+    assert any((~keep).any() for keep in local.keep), "nothing is evicted, so nothing is compared"
+    return all(np.array_equal(mine, theirs) for mine, theirs in zip(local.keep, remote.keep, strict=True))
+
+
+@pytest.mark.parametrize("policy", ["scissorhands", "scissorhands:paper", "h2o", "streaming"])
+async def test_a_plan_over_grpc_is_the_local_plan(manager, connect, policy):
+    async with connect(manager) as stub:
+        session = await opened(stub, spec(f"plan-{policy.replace(':', '-')}", policy))
+        for epoch in range(3):
+            evidence = snapshot(session, epoch, seed=epoch, signals=signals_of(policy))
+            response = await planned(stub, session, evidence)
+            assert (response.epoch, response.step) == (epoch, evidence.step)
+            assert response.compute_time.ToNanoseconds() > 0
+            assert same(response, session, evidence)
+
+
+async def test_full_keeps_everything_and_never_plans_an_eviction(manager, connect):
+    async with connect(manager) as stub:
+        session = await opened(stub, spec("plan-full", "full", budget=budget_pb2.Budget(tokens=1000)))
+        evidence = snapshot(session, 1, signals=("mass",))
+        with pytest.raises(grpc.aio.AioRpcError, match="keeps every token"):
+            await planned(stub, session, evidence)
+
+
+async def test_the_ledger_tells_what_was_evicted(manager, connect):
+    async with connect(manager) as stub:
+        session = await opened(stub, spec("told"))
+        first, second = (snapshot(session, epoch, seed=epoch) for epoch in (0, 1))
+        for evidence in (first, first, second):
+            await planned(stub, session, evidence)
+        plans = [plan(read_grant(session.grant), evidence) for evidence in (first, second)]
+
+        async def told():
+            return (await stub.GetSession(pb.GetSessionRequest(session_id="told"), timeout=10)).session
+
+        found = await told()
+        assert (found.evictions, found.step) == (2, second.step)
+        dropped = sum(int((~keep).sum()) for keep in plans[1].keep)
+        resident = sum(layer.positions.size for layer in second.layers)
+        assert found.resident_slots == resident - dropped
+        assert found.evicted_slots == second.step * 4 - resident + dropped
+        mass = [
+            sum(
+                float(layer.signals["mass"][~keep].sum())
+                for layer, keep in zip(evidence.layers, made.keep, strict=True)
+            )
+            for evidence, made in zip((first, second), plans, strict=True)
+        ]
+        total = mass[0] + sum(float(layer.signals["mass"].sum()) for layer in second.layers)
+        assert found.mass_dropped == pytest.approx(sum(mass) / total, rel=1e-5)
+        while not found.persistence:  # Measured in the background.
+            await asyncio.sleep(0.02)
+            found = await told()
+        assert len(found.persistence) == 2
+        assert all(0 <= value <= 1 for value in found.persistence)
+
+
+async def test_a_snapshot_of_a_large_model_passes_with_default_limits(start_manager, connect):
+    manager = start_manager(store_url=NOWHERE)
+    large = model(layers=32, kv_heads=8, head_dim=128, query_heads=32, element_bytes=2)
+    async with connect(manager) as stub:
+        session = await opened(
+            stub, spec("large", model=large, prompt=90_000, budget=budget_pb2.Budget(tokens=8192 + 8))
+        )
+        evidence = snapshot(session, 9)
+        assert (len(evidence.layers), evidence.layers[0].positions.shape) == (32, (8, 8192))
+        messages = plan_requests(evidence, session)
+        assert max(message.ByteSize() for message in messages) < 4 << 20
+        assert sum(message.ByteSize() for message in messages) > 16 << 20
+        response = await stub.PlanEviction(iter(messages), timeout=120)
+        assert response.ByteSize() < 4 << 20
+        assert same(response, session, evidence)
+        sent = sum(len(array.data) for m in messages for array in (m.layer.positions, *m.layer.signals.values()))
+        assert manager.metric("snapshot_bytes_total") == sent
+        assert manager.metric("plan_compute_seconds_count") == 1
+
+
+async def test_a_plan_follows_from_the_call_alone(manager, connect):
+    async with connect(manager) as stub:
+        session = await opened(stub, spec("alone"))
+        evidence = snapshot(session, 1)
+        session.grant.recent, session.grant.drop = 3, 9
+        assert same(await planned(stub, session, evidence), session, evidence)
+        # A session that was never opened here is recreated by its first call.
+        session.session_id = "alone-elsewhere"
+        assert same(await planned(stub, session, evidence), session, evidence)
+        found = await stub.GetSession(pb.GetSessionRequest(session_id="alone-elsewhere"), timeout=10)
+        assert (found.session.spec, found.session.state) == (session, pb.SESSION_STATE_OPEN)
+        assert found.session.evictions == 2
+
+
+async def test_a_manager_that_was_killed_and_started_again_goes_on(start_manager, connect):
+    first = start_manager(store_url=NOWHERE)
+    async with connect(first) as stub:
+        session = await opened(stub, spec("survivor"))
+        evidence = snapshot(session, 0)
+        before = await planned(stub, session, evidence)
+        first.kill()
+        start_manager(store_url=NOWHERE, port=first.port)
+        again = await stub.PlanEviction(iter(plan_requests(evidence, session)), timeout=30, wait_for_ready=True)
+        assert again.layers == before.layers
+        later = snapshot(session, 1)
+        assert same(await planned(stub, session, later), session, later)
+        found = await stub.GetSession(pb.GetSessionRequest(session_id="survivor"), timeout=10)
+        assert found.session.evictions == 2
+
+
+async def test_plans_go_on_while_the_ledger_is_full(start_manager, connect):
+    manager = start_manager(store_url=NOWHERE, max_sessions=1)
+    async with connect(manager) as stub:
+        session = await opened(stub, spec("only"))
+        session.session_id = "other"
+        evidence = snapshot(session, 0)
+        assert same(await planned(stub, session, evidence), session, evidence)
+
+
+async def test_a_late_plan_of_a_closed_session_does_not_open_it_again(manager, connect):
+    async with connect(manager) as stub:
+        session = await opened(stub, spec("late"))
+        await stub.CloseSession(pb.CloseSessionRequest(session_id="late"), timeout=10)
+        evidence = snapshot(session, 0)
+        assert same(await planned(stub, session, evidence), session, evidence)
+        found = await stub.GetSession(pb.GetSessionRequest(session_id="late"), timeout=10)
+        assert (found.session.state, found.session.evictions) == (pb.SESSION_STATE_CLOSED, 0)
+
+
+def header(messages):
+    return messages[0].header
+
+
+def without_header(messages):
+    del messages[0]
+
+
+def two_headers(messages):
+    messages.insert(1, messages[0])
+
+
+def empty_part(messages):
+    messages.insert(1, pb.PlanEvictionRequest())
+
+
+def missing_layer(messages):
+    del messages[-1]
+
+
+def layer_too_many(messages):
+    messages.append(messages[-1])
+
+
+def layers_exchanged(messages):
+    messages[1], messages[2] = messages[2], messages[1]
+
+
+def short_array(messages):
+    messages[1].layer.positions.data = messages[1].layer.positions.data[:-1]
+
+
+def long_array(messages):
+    messages[1].layer.positions.data = bytes(1 << 20)
+
+
+def no_type(messages):
+    messages[1].layer.positions.type = 0
+
+
+def no_mass(messages):
+    del messages[1].layer.signals["mass"]
+
+
+def unknown_signal(messages):
+    messages[1].layer.signals["magic"].CopyFrom(messages[1].layer.signals["mass"])
+
+
+def not_a_number(messages):
+    array = np.frombuffer(messages[1].layer.signals["mass"].data, dtype="<f4").copy()
+    array[3] = np.nan
+    messages[1].layer.signals["mass"].data = array.tobytes()
+
+
+def positions_twice(messages):
+    array = np.frombuffer(messages[1].layer.positions.data, dtype="<u2").copy()
+    array[1] = array[0]
+    messages[1].layer.positions.data = array.tobytes()
+
+
+def positions_ahead(messages):
+    header(messages).step -= 1
+    array = np.frombuffer(messages[1].layer.positions.data, dtype="<u2").copy()
+    array.reshape(2, -1)[:, -1] = header(messages).step
+    messages[1].layer.positions.data = array.tobytes()
+
+
+def lengths_missing(messages):
+    del header(messages).layer_lengths[-1]
+
+
+def length_of_zero(messages):
+    header(messages).layer_lengths[0] = 0
+
+
+def hostile_lengths(messages):
+    header(messages).layer_lengths[:] = [2**32 - 1] * 2
+
+
+def hostile_lengths_and_step(messages):
+    header(messages).step = 4 << 20
+    header(messages).session.model.kv_heads = 512
+    header(messages).layer_lengths[:] = [4 << 20] * 2
+
+
+def hostile_ahead(messages):
+    header(messages).ahead = 2**32 - 1
+
+
+def no_grant(messages):
+    header(messages).session.ClearField("grant")
+
+
+def bad_id(messages):
+    header(messages).session.session_id = "{x}"
+
+
+def grant_of_another_model(messages):
+    header(messages).session.grant.layer_slots.append(200)
+
+
+def window_of_zero(messages):
+    header(messages).session.grant.window = 0
+
+
+@pytest.mark.parametrize(
+    ("spoil", "field"),
+    [
+        (without_header, "part"),
+        (two_headers, "part"),
+        (empty_part, "part"),
+        (missing_layer, "layer"),
+        (layer_too_many, "layer"),
+        (layers_exchanged, "layer.layer"),
+        (short_array, "layer.positions.data"),
+        (long_array, "layer"),
+        (no_type, "layer.positions.type"),
+        (no_mass, "layer.signals"),
+        (unknown_signal, "layer.signals"),
+        (not_a_number, "layer.signals.mass"),
+        (positions_twice, "layer.positions"),
+        (positions_ahead, "layer.positions"),
+        (lengths_missing, "layer_lengths"),
+        (length_of_zero, "layer_lengths"),
+        (hostile_lengths, "layer_lengths"),
+        (hostile_lengths_and_step, "layer_lengths"),
+        (hostile_ahead, "ahead"),
+        (no_grant, "session.grant"),
+        (bad_id, "session.session_id"),
+        (grant_of_another_model, "session.grant.layer_slots"),
+        (window_of_zero, "policy.parameters.window"),
+    ],
+)
+async def test_malformed_snapshots_are_refused_by_field(manager, connect, spoil, field):
+    async with connect(manager) as stub:
+        session = await opened(stub, spec("malformed"))
+        messages = plan_requests(snapshot(session, 1), session)
+        messages = [pb.PlanEvictionRequest.FromString(message.SerializeToString()) for message in messages]
+        spoil(messages)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await stub.PlanEviction(iter(messages), timeout=30)
+        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT, caught.value.details()
+        bad = error_details_pb2.BadRequest()
+        assert any(detail.Unpack(bad) for detail in rpc_status.from_call(caught.value).details)
+        assert bad.field_violations[0].field == field
+
+
+async def test_an_empty_stream_is_refused(manager, connect):
+    async with connect(manager) as stub:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await stub.PlanEviction(iter([]), timeout=10)
+        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+async def test_a_client_that_falls_silent_is_let_go_and_frees_its_place(start_manager, connect):
+    manager = start_manager(store_url=NOWHERE, stream_timeout=0.3, max_plans=1)
+    async with connect(manager) as stub:
+        session = await opened(stub, spec("silent"))
+        evidence = snapshot(session, 1)
+        messages = plan_requests(evidence, session)
+        silent = asyncio.Event()
+
+        async def then_silence():
+            yield messages[0]
+            await silent.wait()
+
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await stub.PlanEviction(then_silence(), timeout=30)
+        assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+        assert same(await planned(stub, session, evidence), session, evidence)
+
+
+async def test_plans_beyond_the_bound_are_turned_away_and_cancelled_ones_free_their_place(start_manager, connect):
+    manager = start_manager(store_url=NOWHERE, max_plans=2)
+    async with connect(manager) as stub:
+        session = await opened(stub, spec("busy"))
+        evidence = snapshot(session, 1)
+        messages = plan_requests(evidence, session)
+        never = asyncio.Event()
+
+        async def half():
+            yield messages[0]
+            yield messages[1]
+            await never.wait()
+
+        holding = [asyncio.ensure_future(stub.PlanEviction(half(), timeout=60)) for _ in range(2)]
+
+        async def turned_away():
+            try:
+                await planned(stub, session, evidence)
+            except grpc.aio.AioRpcError as error:
+                return error
+            return None
+
+        while (error := await turned_away()) is None:
+            await asyncio.sleep(0.01)
+        assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        retry = error_details_pb2.RetryInfo()
+        assert any(detail.Unpack(retry) for detail in rpc_status.from_call(error).details)
+        assert manager.metric('plans_total{result="shed"}') >= 1
+        for call in holding:
+            call.cancel()
+        await asyncio.gather(*holding, return_exceptions=True)
+        wait_for(lambda: manager.metric('plans_total{result="cancelled"}') == 2, "the cancelled plans")
+        assert same(await planned(stub, session, evidence), session, evidence)
+
+
+async def test_many_plans_at_once_are_all_right(manager, connect):
+    async with connect(manager) as stub:
+        sessions = [await opened(stub, spec(f"many-{index}")) for index in range(16)]
+        evidence = [snapshot(session, 1, seed=index) for index, session in enumerate(sessions)]
+        calls = [
+            stub.PlanEviction(snapshot_messages(given, session), timeout=60)
+            for given, session in zip(evidence, sessions, strict=True)
+        ]
+        responses = await asyncio.gather(*calls)
+        assert all(map(same, responses, sessions, evidence))

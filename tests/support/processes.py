@@ -1,0 +1,165 @@
+"""Real servers as processes: a Redis that can be killed and stopped, and a manager."""
+
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from urllib.request import urlopen
+
+START_SECONDS = 60
+STOP_SECONDS = 30
+
+
+def free_port():
+    """Return a port that was free a moment ago."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        return taken.getsockname()[1]
+
+
+def wait_for(condition, what, seconds=START_SECONDS):
+    """Return what ``condition()`` returns as soon as that is true; fail when it does not become true."""
+    end = time.monotonic() + seconds
+    while not (found := condition()):
+        assert time.monotonic() < end, f"waited {seconds} s in vain for {what}"
+        time.sleep(0.02)
+    return found
+
+
+class RedisProcess:
+    """Debian's redis-server on a port of its own, in memory only."""
+
+    def __init__(self, folder, *options):
+        program = shutil.which("redis-server")
+        assert program, "redis-server is not installed: apt-get install redis-server"
+        self.port = free_port()
+        self.url = f"redis://127.0.0.1:{self.port}/0"
+        self._command = [program, "--port", str(self.port), "--bind", "127.0.0.1", "--save", "", "--dir", str(folder)]
+        self._command += options
+        self._process = None
+
+    def start(self):
+        """Start it, on the same port every time, and wait until it answers."""
+        self._process = subprocess.Popen(self._command, stdout=subprocess.DEVNULL)
+        wait_for(self._answers, "redis-server")
+
+    def kill(self):
+        """Kill it, as a crash does."""
+        self._process.kill()
+        self._process.wait(STOP_SECONDS)
+
+    def pause(self):
+        """Stop it with SIGSTOP: it keeps its connections and answers nothing."""
+        self._process.send_signal(signal.SIGSTOP)
+
+    def resume(self):
+        """Let it go on."""
+        self._process.send_signal(signal.SIGCONT)
+
+    def stop(self):
+        """End it, whatever its state."""
+        if self._process is not None and self._process.poll() is None:
+            self.resume()
+            self.kill()
+
+    def command(self, *words):
+        """Send one command and return the raw reply, of at most 64 KiB."""
+        with socket.create_connection(("127.0.0.1", self.port), timeout=5) as connection:
+            parts = [word if isinstance(word, bytes) else str(word).encode() for word in words]
+            connection.sendall(b"*%d\r\n" % len(parts) + b"".join(b"$%d\r\n%s\r\n" % (len(p), p) for p in parts))
+            return connection.recv(1 << 16)
+
+    def _answers(self):
+        assert self._process.poll() is None, "redis-server ended by itself"
+        try:
+            return self.command("PING") == b"+PONG\r\n"
+        except OSError:
+            return False
+
+
+class ManagerProcess:
+    """``scissorhands manager`` as whoever runs it starts it, on free ports unless told otherwise."""
+
+    def __init__(self, **options):
+        options = {"port": 0, "metrics_port": 0, **options}
+        words = [word for name, value in options.items() for word in (f"--{name.replace('_', '-')}", str(value))]
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("SCISSORHANDS_")}
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "scissorhands", "manager", *words],
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**environment, "OMP_NUM_THREADS": "1"},
+        )
+        self.lines = []
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+        try:
+            self.address = self._line(r"manager ready on (\S+)")
+            self.metrics_url = self._line(r"metrics on (\S+)")
+        except BaseException:
+            self.stop()
+            raise
+
+    @property
+    def port(self):
+        return int(self.address.rpartition(":")[2])
+
+    @property
+    def pid(self):
+        return self._process.pid
+
+    def kill(self):
+        """Kill it, as a crash does."""
+        self._process.kill()
+        self._process.wait(STOP_SECONDS)
+
+    def terminate(self):
+        """Ask it to stop, and return its exit status."""
+        self._process.terminate()
+        return self._process.wait(STOP_SECONDS)
+
+    def stop(self):
+        """End it, whatever its state."""
+        if self._process.poll() is None:
+            self._process.send_signal(signal.SIGCONT)
+            self._process.terminate()
+            try:
+                self._process.wait(STOP_SECONDS)
+            except subprocess.TimeoutExpired:
+                self.kill()
+        self._reader.join(STOP_SECONDS)
+        self._process.stdout.close()
+
+    def scrape(self):
+        """Return the text of its metrics."""
+        with urlopen(self.metrics_url, timeout=10) as response:
+            return response.read().decode()
+
+    def metric(self, series):
+        """Return the value of one series, such as ``sessions{state="open"}``; the common prefix is left out."""
+        values = samples(self.scrape())
+        return values[f"scissorhands_manager_{series}"]
+
+    def _read(self):
+        for line in self._process.stdout:
+            self.lines.append(line.rstrip())
+
+    def _line(self, pattern):
+        """Return what the pattern finds in the lines printed so far, or later."""
+
+        def found():
+            matches = [match for line in list(self.lines) if (match := re.search(pattern, line))]
+            assert matches or self._process.poll() is None, f"the manager ended: {self.lines}"
+            return matches
+
+        return wait_for(found, f"a line like {pattern!r}")[0][1]
+
+
+def samples(text):
+    """Return the values of all series in a text of metrics."""
+    lines = (line.rpartition(" ") for line in text.splitlines() if line and not line.startswith("#"))
+    return {name: float(value) for name, _, value in lines}
