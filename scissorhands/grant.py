@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass, field
 from scissorhands.budget import BudgetRequest, Grant, ModelShape, apply_overrides, resolve_slots
 from scissorhands.errors import InvalidRequestError
 from scissorhands.policies import get_policy
+from scissorhands.policies.full import Full
 
 # Evidence that every slot carries: its position (int32) and its attention mass (float32).
 COMMON_EVIDENCE_BYTES = 8
@@ -23,6 +24,11 @@ class PolicyRequest:
     name: str
     preset: str = ""
     parameters: dict[str, int] = field(default_factory=dict)
+
+
+def default_budget(policy: PolicyRequest, fraction: float) -> BudgetRequest:
+    """Return the budget of a request that names none: ``fraction``, or all for the policy that keeps everything."""
+    return BudgetRequest.fraction(1.0 if policy.name == Full.name else fraction)
 
 
 def grant(budget: BudgetRequest, policy: PolicyRequest, shape: ModelShape, total_tokens: int | None = None) -> Grant:
@@ -48,7 +54,7 @@ def grant(budget: BudgetRequest, policy: PolicyRequest, shape: ModelShape, total
     # Signals take the same bytes for every budget: only the window sizes them, and no window depends on B.
     per_token = bytes_per_token(1)
     slots, raised = resolve_slots(budget, parameters_for, per_token, total_tokens)
-    if chosen.name == "full" and total_tokens is not None and slots < total_tokens:
+    if chosen.name == Full.name and total_tokens is not None and slots < total_tokens:
         raise InvalidRequestError(
             "budget", f"policy full keeps every token and needs {total_tokens} slots, got {slots}"
         )

@@ -5,9 +5,8 @@ import secrets
 from collections.abc import AsyncGenerator
 from concurrent.futures import ThreadPoolExecutor
 
-from scissorhands.budget import BudgetRequest
 from scissorhands.errors import CapacityError, EngineError, InvalidRequestError, NotFoundError, UnavailableError
-from scissorhands.grant import PolicyRequest, grant
+from scissorhands.grant import PolicyRequest, default_budget, grant
 from scissorhands.policies import get_policy
 from scissorhands.v1 import budget_pb2, cache_manager_pb2, generation_pb2
 from scissorhands.wire import budget_request, grant_message, model_shape, policy_message, read_grant
@@ -110,7 +109,7 @@ class GenerationHost:
         policy = requested_policy(request, self._default_policy)
         total = len(checked.prompt) + checked.max_new_tokens
         asked = budget_request(request.budget) if request.HasField("budget") else None
-        default = BudgetRequest.fraction(1.0 if policy.name == "full" else self.settings.default_budget)
+        default = default_budget(policy, self.settings.default_budget)
         # Resolved here first: whatever is wrong with the request is told in the same words with and without a manager.
         local = grant(asked or default, policy, self._shape, total)
         spec = cache_manager_pb2.SessionSpec(
