@@ -7,6 +7,8 @@ VENV ?= .venv
 TESTS ?=
 
 PY := $(VENV)/bin/python
+# For what calls programs of the environment by their bare names.
+IN_VENV := PATH="$(abspath $(VENV))/bin:$$PATH"
 # What is imported is compiled then; compiling all of torch beforehand takes as long as installing it.
 PIP_INSTALL := $(PY) -m pip install --disable-pip-version-check --progress-bar off --no-compile -c constraints.txt
 
@@ -24,7 +26,7 @@ demo: model ## Install, fetch the model, start everything on this machine, answe
 	$(PY) examples/demo.py
 
 test: services venv model ## Install what the tests need and run all of them
-	$(PY) -m pytest $(TESTS)
+	$(IN_VENV) python -m pytest $(TESTS)
 
 # --- Environment ------------------------------------------------------------------------------------------------------
 
@@ -51,10 +53,9 @@ $(VENV)/.dev.stamp: pyproject.toml constraints.txt | $(PY)
 	@touch $(VENV)/.all.stamp $@
 
 # --- Generated files --------------------------------------------------------------------------------------------------
-# Scripts that call `python` find the one of the virtual environment first.
 
 proto: venv ## Regenerate scissorhands/v1 from proto/
-	PATH="$(abspath $(VENV)/bin):$$PATH" scripts/generate_proto.sh
+	$(IN_VENV) scripts/generate_proto.sh
 
 dashboard: venv ## Regenerate the Grafana dashboard
 	$(PY) scripts/generate_dashboard.py
@@ -64,7 +65,7 @@ dashboard: venv ## Regenerate the Grafana dashboard
 check: check-generated check-proto lint check-types check-layers check-docker ## All checks that run no test
 
 check-generated: venv ## Generated code and dashboard are current
-	PATH="$(abspath $(VENV)/bin):$$PATH" scripts/generate_proto.sh --check
+	$(IN_VENV) scripts/generate_proto.sh --check
 	$(PY) scripts/generate_dashboard.py --check
 
 check-proto: venv ## The contract's style
