@@ -317,7 +317,7 @@ async def test_segments_that_the_store_has_lost_are_forgotten(manager, redis_ser
 
 
 async def test_uploads_beyond_the_memory_bound_are_turned_away(redis_server, start_manager, connect):
-    limits = {"max_segment_bytes": 1 << 20, "upload_memory_bytes": 1 << 20}
+    limits = {"max_segment_bytes": 1 << 20, "segment_memory_bytes": 1 << 20}
     manager = start_manager(store_url=redis_server.url, **limits)
     async with connect(manager) as stub:
         session = await opened(stub, spec())

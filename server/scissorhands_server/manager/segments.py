@@ -26,7 +26,7 @@ from scissorhands_server.manager.uploads import MAX_CHUNK_BYTES, receive_segment
 LOGGER = logging.getLogger(__name__)
 
 RETRY_AFTER_SECONDS = 0.5
-_MAX_UPLOADS = 1024
+_MAX_STREAMS = 1024
 
 Chunk = cache_manager_pb2.FetchSegmentsResponse
 
@@ -58,7 +58,9 @@ class Segments:
         self._settings = settings
         self._metrics = metrics
         self._clock = clock
-        self._admission = Admission("segments", _MAX_UPLOADS, settings.upload_memory_bytes, RETRY_AFTER_SECONDS)
+        memory = settings.segment_memory_bytes
+        self._coming = Admission("segments coming in", _MAX_STREAMS, memory, RETRY_AFTER_SECONDS)
+        self._going = Admission("segments going out", _MAX_STREAMS, memory, RETRY_AFTER_SECONDS)
 
     async def offload(
         self, messages: AsyncIterator[cache_manager_pb2.OffloadSegmentsRequest]
@@ -87,7 +89,7 @@ class Segments:
 
         requests = MessageStream(messages, self._settings.stream_timeout)
         largest = self._settings.max_segment_bytes
-        await receive_segments(requests, self._admission, largest, on_header, on_segment)
+        await receive_segments(requests, self._coming, largest, on_header, on_segment)
         return response
 
     async def fetch(self, request: cache_manager_pb2.FetchSegmentsRequest) -> AsyncIterator[Chunk]:
@@ -98,6 +100,7 @@ class Segments:
             NotFoundError: There is no such session or segment.
             CorruptSegmentError: What is stored fails a check.
             StoreUnavailableError: The store does not answer.
+            CapacityError: Too many segments are on their way out.
         """
         check_session_id(request.session_id)
         stored = await self._stored.sizes(request.session_id)
@@ -106,8 +109,13 @@ class Segments:
         for epoch in request.epochs or stored:
             header = await self._stored.header(request.session_id, epoch)
             chunks = self._sections(request, epoch, header) if request.sections else self._whole(request, epoch, header)
-            async for chunk in chunks:
-                yield chunk
+            # A client that does not read holds what was read for it.
+            ticket = self._going.admit(self._stored.most_held(header))
+            try:
+                async for chunk in chunks:
+                    yield chunk
+            finally:
+                ticket.release()
 
     async def reconcile(self, record: SessionRecord) -> None:
         """Make the ledger agree with the store on a session's segments.

@@ -70,8 +70,10 @@ class ManagerSettings(ServerSettings):
         le=512 * _MIB,
         description="Most bytes of one segment; a Redis value ends at 512 MiB.",
     )
-    upload_memory_bytes: int = Field(
-        default=512 * _MIB, ge=_MIB, description="Most bytes of segments on their way in; more are turned away."
+    segment_memory_bytes: int = Field(
+        default=512 * _MIB,
+        ge=_MIB,
+        description="Most bytes of segments on their way in, and as many on their way out; more are turned away.",
     )
     stream_timeout: float = Field(
         default=10.0, gt=0, le=3600, description="The most a call may wait for its client's next message, in seconds."
@@ -87,6 +89,6 @@ class ManagerSettings(ServerSettings):
             get_policy(name, preset)
         except InvalidRequestError as error:
             raise ValueError(f"policy: {error.description}") from error
-        if self.max_segment_bytes > self.upload_memory_bytes:
-            raise ValueError("upload_memory_bytes: must be at least max_segment_bytes")
+        if self.max_segment_bytes > self.segment_memory_bytes:
+            raise ValueError("segment_memory_bytes: must be at least max_segment_bytes")
         return self

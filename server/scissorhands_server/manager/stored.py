@@ -69,6 +69,11 @@ class StoredSegments:
             raise CorruptSegmentError(f"segment {epoch} of session {session_id} is another one")
         return header
 
+    @staticmethod
+    def most_held(header: SegmentHeader) -> int:
+        """Return the most bytes that :meth:`runs` holds of a segment at once."""
+        return min(header.size, max([_READ_BYTES, *(section.size for section in header.sections)]))
+
     async def raw_header(self, session_id: str, epoch: int, header: SegmentHeader) -> bytes:
         """Read the bytes of a header that has been checked."""
         end = header.sections[0].offset if header.sections else header.size
