@@ -78,6 +78,7 @@ async def test_a_grant_is_what_the_core_grants(manager, connect):
                 (budget_pb2.Budget(bytes=40_000), "streaming", BudgetRequest.bytes(40_000)),
                 (budget_pb2.Budget(fraction=0.001), "scissorhands:paper", BudgetRequest.fraction(0.001)),
                 (budget_pb2.Budget(tokens=5000), "full", BudgetRequest.tokens(5000)),
+                (None, "full", BudgetRequest.tokens(1000)),
             ]
         ):
             message = spec(f"grant-{index}", policy)

@@ -117,10 +117,18 @@ class ManagerProcess:
         self._process.kill()
         self._process.wait(STOP_SECONDS)
 
+    def send(self, number):
+        """Send it a signal."""
+        self._process.send_signal(number)
+
+    def wait(self):
+        """Wait until it has ended, and return its exit status."""
+        return self._process.wait(STOP_SECONDS)
+
     def terminate(self):
         """Ask it to stop, and return its exit status."""
-        self._process.terminate()
-        return self._process.wait(STOP_SECONDS)
+        self.send(signal.SIGTERM)
+        return self.wait()
 
     def stop(self):
         """End it, whatever its state."""
