@@ -95,6 +95,21 @@ class StepView(Cache):
         return -1
 
     @property
+    def is_linear(self) -> list[bool]:
+        """No layer is; ``generate`` would take a cache without layers for one and read a continued text twice."""
+        return [False] * len(self)
+
+    @property
+    def is_sliding(self) -> list[bool]:
+        """No layer is."""
+        return [False] * len(self)
+
+    @property
+    def is_dummy(self) -> list[bool]:
+        """No layer is."""
+        return [False] * len(self)
+
+    @property
     def batch_size(self) -> int:
         """Rows in the batch; -1 before there are any."""
         return len(self.rows) or -1
