@@ -51,6 +51,7 @@ def tag(keys: torch.Tensor, view: View, layer: int) -> torch.Tensor:
     return tagged
 
 
+@torch.no_grad()  # The pool outlives the pass, and would keep all passes' graphs alive.
 def attend(
     pool: LayerPool,
     span: Span,

@@ -160,12 +160,14 @@ class LayerPool:
         for tensor in self.tensors():
             tensor[row, :, :kept] = tensor[row][heads, slots]
 
+    @torch.inference_mode(False)  # Tensors made in inference mode could not be changed outside of it.
     def add_row(self) -> None:
         """Grow by one empty row, exactly."""
         self.keys, self.values, self.positions, *self.states = [
             torch.cat([tensor, tensor.new_zeros(1, *tensor.shape[1:])]) for tensor in self.tensors()
         ]
 
+    @torch.inference_mode(False)
     def remove_last_row(self, into: int) -> None:
         """Shrink by one row, exactly: the last row moves to the place of row ``into``."""
         for tensor in self.tensors():
