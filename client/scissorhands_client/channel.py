@@ -1,5 +1,7 @@
 """How a client reaches a server: the channel's options and the deadlines, alike for the sync and the async form."""
 
+import re
+
 from scissorhands_client.errors import InvalidRequestError
 
 DEFAULT_WORKER = "127.0.0.1:50051"
@@ -11,7 +13,7 @@ GENERATE_TIMEOUT = 600.0
 CALL_TIMEOUT = 10.0
 
 # A server that was restarted is found again within two seconds; gRPC's own backoff grows to two minutes.
-OPTIONS: tuple[tuple[str, int], ...] = (
+_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.initial_reconnect_backoff_ms", 200),
     ("grpc.min_reconnect_backoff_ms", 200),
     ("grpc.max_reconnect_backoff_ms", 2000),
@@ -23,6 +25,15 @@ OPTIONS: tuple[tuple[str, int], ...] = (
     # Whatever a server sends is one event or one page of sessions; a runaway message is refused.
     ("grpc.max_receive_message_length", 16 * 2**20),
 )
+
+
+_LOOPBACK = re.compile(r"(localhost|127(\.\d{1,3}){3}|\[::1\]):\d+", re.ASCII)
+
+
+def options(address: str) -> tuple[tuple[str, int], ...]:
+    """Return the options of a channel to ``address``."""
+    # A proxy from the environment has no place between this machine and itself; gRPC would send even that through it.
+    return (*_OPTIONS, ("grpc.enable_http_proxy", 0)) if _LOOPBACK.fullmatch(address) else _OPTIONS
 
 
 def checked_address(address: str) -> str:

@@ -114,7 +114,7 @@ class Client:
     ) -> None:
         self._timeout = channel.checked_timeout(timeout)
         self._call_timeout = channel.checked_timeout(call_timeout)
-        self._channel = grpc.insecure_channel(channel.checked_address(server), options=channel.OPTIONS)
+        self._channel = grpc.insecure_channel(channel.checked_address(server), options=channel.options(server))
         self._stub = generation_pb2_grpc.GenerationServiceStub(self._channel)
         self._health = health_pb2_grpc.HealthStub(self._channel)
 

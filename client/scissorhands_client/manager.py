@@ -29,7 +29,7 @@ class ManagerClient:
 
     def __init__(self, server: str = channel.DEFAULT_MANAGER, *, timeout: float = channel.CALL_TIMEOUT) -> None:
         self._timeout = channel.checked_timeout(timeout)
-        self._channel = grpc.insecure_channel(channel.checked_address(server), options=channel.OPTIONS)
+        self._channel = grpc.insecure_channel(channel.checked_address(server), options=channel.options(server))
         self._stub = cache_manager_pb2_grpc.CacheManagerServiceStub(self._channel)
 
     def __enter__(self) -> Self:
@@ -92,7 +92,7 @@ class AsyncManagerClient:
 
     def __init__(self, server: str = channel.DEFAULT_MANAGER, *, timeout: float = channel.CALL_TIMEOUT) -> None:
         self._timeout = channel.checked_timeout(timeout)
-        self._channel = grpc.aio.insecure_channel(channel.checked_address(server), options=channel.OPTIONS)
+        self._channel = grpc.aio.insecure_channel(channel.checked_address(server), options=channel.options(server))
         self._stub = cache_manager_pb2_grpc.CacheManagerServiceStub(self._channel)
 
     async def __aenter__(self) -> Self:

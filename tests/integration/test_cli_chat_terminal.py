@@ -89,5 +89,5 @@ def test_a_conversation(worker, terminal):
     assert turns == ["hello", "Héllo wörld", "again"]
 
     terminal.expect("> ")
-    terminal.type("\x04")
+    terminal.type("/exit\r")
     assert terminal.process.wait(PATIENCE) == 0

@@ -141,6 +141,18 @@ def test_a_slow_answer_ends_at_the_timeout(worker):
     assert worker.script.cancelled.wait(PATIENCE)
 
 
+def test_a_proxy_of_the_environment_is_not_for_this_machine(worker):
+    done = subprocess.run(
+        command(worker, "generate", "tell", "--quiet"),
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
+        env={**os.environ, "http_proxy": "http://127.0.0.1:1", "no_proxy": ""},
+    )
+    assert (done.returncode, done.stdout) == (0, "Héllo wörld\n")
+
+
 def test_nobody_at_the_address():
     alone = [sys.executable, "-m", "scissorhands", "generate", "tell", "--server", "127.0.0.1:1", "--quiet"]
     done = subprocess.run(alone, capture_output=True, text=True, timeout=PATIENCE, check=False)

@@ -173,6 +173,14 @@ def test_a_second_signal_ends_the_grace(start):
     assert "worker did not stop in time and was killed" in running.told.read_text()
 
 
+def test_the_state_of_an_earlier_run_is_not_taken_for_ours(start, tmp_path):
+    (tmp_path / "state.json").write_text("{}")
+    running = start("--no-restart")
+    wait_for(lambda: "worker started" in running.log.read_text(), "the worker's start", PATIENCE)
+    assert set(running.state()) == {"up", "worker", "manager", "store"}
+    assert running.end(signal.SIGTERM) == 0
+
+
 def test_a_named_store_is_used_and_left_alone(start, tmp_path):
     store = RedisProcess(tmp_path)
     store.start()
@@ -197,6 +205,7 @@ def test_a_named_store_is_used_and_left_alone(start, tmp_path):
         (["--policy", "nonsense"], 1, "nonsense"),
         (["--port", "7001", "--manager-port", "7001"], 1, "--manager-port and --port are both 7001"),
         (["--host", "192.0.2.1"], 1, "cannot listen on 192.0.2.1"),
+        (["--state-file", "/nowhere/state.json"], 2, "--state-file: there is no folder /nowhere"),
     ],
 )
 def test_what_cannot_work_is_refused_before_anything_starts(options, code, message, tmp_path):

@@ -116,6 +116,8 @@ def up(
     """
     if store_url and store_port:
         raise click.UsageError("--store-port is for the store that is started; leave it out with --store-url")
+    if state_file and not state_file.parent.is_dir():
+        raise click.UsageError(f"--state-file: there is no folder {state_file.parent}")
     defaults = {"budget": budget, "policy": policy}
     try:
         _check(defaults, store_url, worker)

@@ -107,6 +107,8 @@ class System:
             ConfigurationError: The store did not start.
             StoreUnavailableError: The named store does not answer.
         """
+        if self._state_file is not None:
+            self._state_file.unlink(missing_ok=True)  # Of an earlier run that was killed.
         url = await self._start_store()
         self._supervisor = Supervisor(
             [self._manager(url), self._worker()], self._patience, self._output, lambda _: self._write_state()
@@ -208,6 +210,8 @@ class System:
         try:
             draft.write_text(json.dumps(state, indent=2) + "\n", encoding="utf-8")
             draft.replace(self._state_file)
+        except OSError as error:
+            raise SupervisorError(f"cannot write {self._state_file}: {error.strerror}") from error
         finally:
             with suppress(FileNotFoundError):
                 draft.unlink()

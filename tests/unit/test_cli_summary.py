@@ -1,0 +1,69 @@
+import json
+from dataclasses import replace
+from io import StringIO
+
+import pytest
+from rich.console import Console
+
+from scissorhands.v1 import budget_pb2, generation_pb2
+from scissorhands_client.collector import Collector
+from scissorhands_client.commands.summary import result_object, summary_line, summary_table, to_json
+from scissorhands_client.convert import read_event
+from scissorhands_client.errors import ServerError
+from scissorhands_client.types import Budget, Delta, GrantSource
+
+
+@pytest.fixture
+def result():
+    grant = budget_pb2.Grant(policy="h2o", layer_slots=[20, 10, 20], source=budget_pb2.GRANT_SOURCE_LOCAL)
+    collector = Collector()
+    for message in (
+        generation_pb2.GenerateResponse(accepted=generation_pb2.Accepted(session_id="s", grant=grant)),
+        generation_pb2.GenerateResponse(delta=generation_pb2.Delta(text="[bold]x", token_ids=[1])),
+        generation_pb2.GenerateResponse(finish=generation_pb2.Finish(usage=generation_pb2.Usage(generated_tokens=1))),
+    ):
+        collector.add(read_event(message))
+    return collector.result()
+
+
+def shown(result):
+    file = StringIO()
+    Console(width=200, markup=False, file=file).print(summary_table(result))
+    return file.getvalue()
+
+
+def test_what_cannot_be_computed_is_not_shown_as_a_number(result):
+    text = shown(result)
+    assert "unknown" in text
+    assert "too few tokens for a speed" in text
+    assert "Seed" not in text
+    answer = json.loads(to_json(result_object(result)))
+    assert answer["cache"]["compression"] is answer["cache"]["compression_16bit"] is None
+    assert answer["usage"]["tokens_per_second"] is answer["seed"] is None
+
+
+def test_who_granted_and_how_much_is_told(result):
+    text = shown(result)
+    assert "10 to 20 slots per layer and KV head, h2o, granted by the worker: no manager answered" in text
+
+
+def test_text_that_looks_like_markup_is_only_text(result):
+    marked = replace(result, finish=replace(result.finish, stop="[/bold]"))
+    assert "stopped at '[/bold]'" in shown(marked)
+
+
+def test_the_line_names_both_lengths(result):
+    assert summary_line(result).startswith("0 + 1 tokens, ")
+
+
+def test_json_has_values_of_enumerations_and_refuses_the_rest():
+    assert json.loads(to_json({"source": GrantSource.LOCAL})) == {"source": "local"}
+    with pytest.raises(TypeError, match="Budget"):
+        to_json(Budget.tokens(1))
+
+
+def test_an_answer_without_its_ends_is_an_error():
+    collector = Collector()
+    collector.add(Delta("text", ()))
+    with pytest.raises(ServerError):
+        collector.result()
