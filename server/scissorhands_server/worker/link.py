@@ -30,6 +30,8 @@ _REASONS = {
     grpc.StatusCode.INVALID_ARGUMENT: "refused",
 }
 
+_UNANSWERED = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
+
 _OPTIONS = [
     ("grpc.keepalive_time_ms", 20_000),
     ("grpc.keepalive_timeout_ms", 5_000),
@@ -91,7 +93,7 @@ class ManagerLink:
     def failed(self, error: grpc.aio.AioRpcError) -> None:
         """Count a failed call; one that got no answer makes the manager suspect."""
         self.metrics.manager_errors.labels(_REASONS.get(error.code(), "other")).inc()
-        if error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
+        if error.code() in _UNANSWERED:
             self.suspect()
 
     def session(self, session_id: str) -> cache_manager_pb2.SessionSpec | None:
@@ -128,14 +130,16 @@ class ManagerLink:
         """Stop renewing a lease; False if it was not held."""
         return self._sessions.pop(session_id, None) is not None
 
-    async def close(self, session_id: str, *, discard: bool) -> None:
-        """Close a session; if the manager does not answer, its lease runs out instead."""
+    async def close(self, session_id: str, *, discard: bool) -> bool:
+        """Close a session; False if the manager did not answer."""
         request = cache_manager_pb2.CloseSessionRequest(session_id=session_id, discard_segments=discard)
         try:
             await self.stub.CloseSession(request, timeout=self.deadline)
         except grpc.aio.AioRpcError as error:
             if error.code() is not grpc.StatusCode.NOT_FOUND:
                 self.failed(error)
+            return error.code() not in _UNANSWERED
+        return True
 
     async def _watch(self) -> None:
         while True:

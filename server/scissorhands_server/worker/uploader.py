@@ -20,6 +20,10 @@ CHUNK_BYTES = 1 << 20
 BATCH_BYTES = 8 << 20
 ATTEMPTS = 3
 UPLOAD_DEADLINE_SECONDS = 10.0
+# Session ends that may wait; one that does not fit is left to its lease.
+MAX_ENDS = 4096
+# Session ends that are sent at once.
+ENDS_AT_ONCE = 64
 # How long a wait lasts before the loop looks around again.
 IDLE_SECONDS = 1.0
 
@@ -40,18 +44,11 @@ class StagedSegment:
     data: bytes
 
 
-@dataclass(frozen=True, eq=False)
-class StagedClose:
-    """A session's end; it waits behind the session's segments."""
-
-    session_id: str
-    discard: bool
-
-
 class Uploader:
-    """Sends segments and session ends to the manager in the order in which they came.
+    """Sends segments and session ends to the manager, a session's end after its last segment.
 
-    ``stage`` and ``end`` may be called from any thread and never wait.
+    ``stage`` and ``end`` may be called from any thread and never wait. What they leave here waits while the manager is
+    away: an end that were lost would leave its session open until its lease runs out, and its segments in the store.
 
     Args:
         link: The link to the manager.
@@ -63,8 +60,10 @@ class Uploader:
         self._link = link
         self._loop = loop
         self._bound = bound
-        self._staged: deque[StagedSegment | StagedClose] = deque()
+        self._staged: deque[StagedSegment] = deque()
         self._bytes = 0
+        # By session, whether its segments are to be discarded.
+        self._ends: dict[str, bool] = {}
         self._lock = threading.Lock()
         self._wake = asyncio.Event()
         self._drained = asyncio.Event()
@@ -76,7 +75,7 @@ class Uploader:
 
     async def stop(self, grace: float) -> None:
         """Send what waits, for at most ``grace`` seconds, then stop."""
-        if self._link.up and self._staged:
+        if self._link.up and self._busy:
             self._drained.clear()
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._drained.wait(), grace)
@@ -105,13 +104,16 @@ class Uploader:
         with self._lock:
             if discard:
                 for item in list(self._staged):
-                    if isinstance(item, StagedSegment) and item.session.session_id == session_id:
+                    if item.session.session_id == session_id:
                         self._staged.remove(item)
                         self._dropped(item)
-            # While the manager is away the lease will run out on its own, and ends must not pile up.
-            if self._link.up:
-                self._staged.append(StagedClose(session_id, discard))
+            if len(self._ends) < MAX_ENDS:
+                self._ends[session_id] = discard
         self._notify()
+
+    @property
+    def _busy(self) -> bool:
+        return bool(self._staged or self._ends)
 
     def _notify(self) -> None:
         self._loop.call_soon_threadsafe(self._wake.set)
@@ -119,24 +121,32 @@ class Uploader:
     async def _run(self) -> None:
         attempts = 0
         while True:
-            if not self._staged:
+            if not self._busy:
                 self._drained.set()
                 self._wake.clear()
-                if not self._staged:
+                if not self._busy:
                     await self._wait(self._wake.wait())
                 continue
             if not self._link.up:
                 await self._wait(self._link.wait_up())
                 continue
-            head = self._staged[0]
-            if isinstance(head, StagedClose):
-                self._staged.popleft()
-                await self._link.close(head.session_id, discard=head.discard)
-                continue
+            await self._send_ends()
             batch = self._batch()
-            attempts += 1
-            if await self._upload(batch, last=attempts >= ATTEMPTS):
-                attempts = 0
+            if batch:
+                attempts += 1
+                if await self._upload(batch, last=attempts >= ATTEMPTS):
+                    attempts = 0
+
+    async def _send_ends(self) -> None:
+        """Close the sessions that have ended and none of whose segments wait; a close without an answer is repeated."""
+        with self._lock:
+            waiting = {item.session.session_id for item in self._staged}
+            due = [end for end in self._ends.items() if end[0] not in waiting][:ENDS_AT_ONCE]
+        answered = await asyncio.gather(*(self._link.close(session, discard=discard) for session, discard in due))
+        with self._lock:
+            for (session, _), done in zip(due, answered, strict=True):
+                if done:
+                    del self._ends[session]
 
     @staticmethod
     async def _wait(event: Awaitable[object]) -> None:
@@ -149,7 +159,7 @@ class Uploader:
         size = 0
         with self._lock:
             for item in self._staged:
-                if isinstance(item, StagedClose) or (batch and size + len(item.data) > BATCH_BYTES):
+                if batch and size + len(item.data) > BATCH_BYTES:
                     break
                 batch.append(item)
                 size += len(item.data)
