@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 import redis
@@ -33,6 +34,9 @@ class Up:
         self.state_file = folder / "state.json"
         arguments = [str(self.log), "--model", "tiny", "--state-file", str(self.state_file), *FREE, *options]
         environment = {name: value for name, value in os.environ.items() if not name.startswith("SCISSORHANDS_")}
+        # What a killed process leaves; not under pytest's folder, whose paths are too long for a Unix socket.
+        self._temporary = TemporaryDirectory(prefix="up-")
+        environment["TMPDIR"] = self._temporary.name
         with self.told.open("wb") as told:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "support.stand_in_up", *arguments],
@@ -67,6 +71,8 @@ class Up:
             self.process.kill()
         self.process.wait(PATIENCE)
         self.process.stdout.close()
+        wait_for(lambda: not any(alive(pid) for pid in self.seen), "all processes to be gone", PATIENCE)
+        self._temporary.cleanup()
 
 
 @pytest.fixture
@@ -80,7 +86,6 @@ def start(tmp_path):
     yield begin
     for each in started:
         each.close()
-        wait_for(lambda each=each: not any(alive(pid) for pid in each.seen), "all processes to be gone", PATIENCE)
 
 
 def listens(address):
