@@ -5,6 +5,7 @@ import random
 import signal
 from contextlib import asynccontextmanager
 
+import grpc
 import pytest
 from prometheus_client import CollectorRegistry
 from support.manager_process import ManagerProcess
@@ -189,3 +190,35 @@ async def test_an_end_waits_for_the_segments_of_its_own_session_only():
     assert manager.calls == [[0], "gone", [1], [2], "long"]
     assert value("scissorhands_worker_segments_total", {"result": "offloaded"}) == 3
     assert value("scissorhands_worker_segments_total", {"result": "dropped"}) == 1
+
+
+@pytest.mark.parametrize("code", [grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.INTERNAL])
+async def test_segments_and_ends_that_a_manager_refuses_for_a_while_are_not_lost(code):
+    """INTERNAL is how grpc reports a connection that breaks while a message is being written."""
+    refusing = True
+
+    class Full(Manager):
+        async def OffloadSegments(self, requests, context):  # noqa: N802 - the protocol's name
+            if refusing:
+                await context.abort(code, "busy")
+            return await super().OffloadSegments(requests, context)
+
+        async def CloseSession(self, message, context):  # noqa: N802 - the protocol's name
+            if refusing and code is grpc.StatusCode.RESOURCE_EXHAUSTED:
+                await context.abort(code, "busy")
+            return await super().CloseSession(message, context)
+
+    def free() -> None:
+        nonlocal refusing
+        refusing = False
+
+    manager = Full()
+    async with uploader_to(manager, "one", "two") as (uploader, value):
+        asyncio.get_running_loop().call_later(0.2, free)
+        assert uploader.stage("one", 0, b"segment")
+        uploader.end("one", discard=False)
+        uploader.end("two", discard=True)
+        await until(lambda: {"one", "two"} <= {call for call in manager.calls if isinstance(call, str)}, "both ends")
+        assert value(WAITING) == 0
+    assert [0] in manager.calls
+    assert value("scissorhands_worker_segments_total", {"result": "dropped"}) == 0

@@ -131,14 +131,14 @@ class ManagerLink:
         return self._sessions.pop(session_id, None) is not None
 
     async def close(self, session_id: str, *, discard: bool) -> bool:
-        """Close a session; False if the manager did not answer."""
+        """Close a session; False if the manager did not answer or had no room for the call."""
         request = cache_manager_pb2.CloseSessionRequest(session_id=session_id, discard_segments=discard)
         try:
             await self.stub.CloseSession(request, timeout=self.deadline)
         except grpc.aio.AioRpcError as error:
             if error.code() is not grpc.StatusCode.NOT_FOUND:
                 self.failed(error)
-            return error.code() not in _UNANSWERED
+            return error.code() not in (*_UNANSWERED, grpc.StatusCode.RESOURCE_EXHAUSTED)
         return True
 
     async def _watch(self) -> None:

@@ -19,6 +19,8 @@ CHUNK_BYTES = 1 << 20
 # Bytes that one call carries; a call is repeated whole if it fails.
 BATCH_BYTES = 8 << 20
 ATTEMPTS = 3
+# How long a manager that refused or broke off is left alone.
+RETRY_SECONDS = 0.5
 UPLOAD_DEADLINE_SECONDS = 10.0
 # Session ends that may wait; one that does not fit is left to its lease.
 MAX_ENDS = 4096
@@ -32,6 +34,8 @@ _PASSING = (
     grpc.StatusCode.DEADLINE_EXCEEDED,
     grpc.StatusCode.RESOURCE_EXHAUSTED,
     grpc.StatusCode.CANCELLED,
+    # How grpc reports a connection that broke while a message was being written.
+    grpc.StatusCode.INTERNAL,
 )
 
 
@@ -130,15 +134,19 @@ class Uploader:
             if not self._link.up:
                 await self._wait(self._link.wait_up())
                 continue
-            await self._send_ends()
+            settled = await self._send_ends()
             batch = self._batch()
             if batch:
                 attempts += 1
                 if await self._upload(batch, last=attempts >= ATTEMPTS):
                     attempts = 0
+                else:
+                    settled = False
+            if not settled:
+                await asyncio.sleep(RETRY_SECONDS)
 
-    async def _send_ends(self) -> None:
-        """Close the sessions that have ended and none of whose segments wait; a close without an answer is repeated."""
+    async def _send_ends(self) -> bool:
+        """Close the sessions that have ended and none of whose segments wait; False if one must be repeated."""
         with self._lock:
             waiting = {item.session.session_id for item in self._staged}
             due = [end for end in self._ends.items() if end[0] not in waiting][:ENDS_AT_ONCE]
@@ -147,6 +155,7 @@ class Uploader:
             for (session, _), done in zip(due, answered, strict=True):
                 if done:
                     del self._ends[session]
+        return all(answered)
 
     @staticmethod
     async def _wait(event: Awaitable[object]) -> None:
