@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 import grpc
 import pytest
 from prometheus_client import CollectorRegistry
+from support.delay_proxy import DelayProxy
 from support.manager_process import ManagerProcess
 from support.tiny_worker import metrics, request, tiny_worker
 
@@ -222,3 +223,18 @@ async def test_segments_and_ends_that_a_manager_refuses_for_a_while_are_not_lost
         assert value(WAITING) == 0
     assert [0] in manager.calls
     assert value("scissorhands_worker_segments_total", {"result": "dropped"}) == 0
+
+
+async def test_a_client_that_leaves_while_its_session_is_opened_leaves_no_session(tmp_path):
+    with ManagerProcess(tmp_path / "manager.log") as manager:
+        async with (
+            DelayProxy(manager.port, 0.3) as proxy,
+            tiny_worker(manager=f"127.0.0.1:{proxy.port}") as (worker, stub),
+        ):
+            calls = [stub.Generate(request(prompt(seed), new=400)) for seed in range(5)]
+            await until(lambda: open_sessions(manager) == 5, "the sessions")  # Their grants are still on their way.
+            for call in calls:
+                call.cancel()
+            await until(lambda: manager_is_idle(manager), "the manager's gauges to be zero")
+            assert metrics(worker)['scissorhands_worker_requests_total{model_name="tiny",result="cancelled"}'] == 5
+            assert worker_is_idle(worker)

@@ -7,6 +7,7 @@ are computed here, segments wait within their bound, and the health check finds 
 import asyncio
 import logging
 from collections.abc import Iterable
+from contextlib import suppress
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -61,6 +62,7 @@ class ManagerLink:
         self.stub = cache_manager_pb2_grpc.CacheManagerServiceStub(self._channel)
         self._health = health_pb2_grpc.HealthStub(self._channel)
         self._tasks: list[asyncio.Task[None]] = []
+        self._undoing: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
         """Look for the manager once, then keep looking and renewing leases."""
@@ -69,9 +71,10 @@ class ManagerLink:
 
     async def stop(self) -> None:
         """Stop looking and close the channel."""
-        for task in self._tasks:
+        tasks = (*self._tasks, *self._undoing)
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
         await self._channel.close(grace=None)
 
     @property
@@ -109,6 +112,17 @@ class ManagerLink:
         """
         if not self.up:
             return None
+        opening = asyncio.create_task(self._open(spec))
+        try:
+            return await asyncio.shield(opening)
+        except asyncio.CancelledError:
+            # The manager may have opened it already, and nobody else would close it.
+            undoing = asyncio.create_task(self._undo(opening, spec.session_id))
+            self._undoing.add(undoing)
+            undoing.add_done_callback(self._undoing.discard)
+            raise
+
+    async def _open(self, spec: cache_manager_pb2.SessionSpec) -> budget_pb2.Grant | None:
         try:
             request = cache_manager_pb2.OpenSessionRequest(session=spec)
             response = await self.stub.OpenSession(request, timeout=self.deadline)
@@ -121,6 +135,11 @@ class ManagerLink:
             return None
         self._lease = response.grant.lease.ToTimedelta().total_seconds() or DEFAULT_LEASE_SECONDS
         return response.grant
+
+    async def _undo(self, opening: "asyncio.Task[budget_pb2.Grant | None]", session_id: str) -> None:
+        with suppress(CapacityError, InvalidRequestError):
+            await opening
+            await self.close(session_id, discard=True)
 
     def hold(self, spec: cache_manager_pb2.SessionSpec) -> None:
         """Renew the lease of a session, grant included, until :meth:`release`."""

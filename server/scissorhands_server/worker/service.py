@@ -73,6 +73,9 @@ class GenerationHost:
         except (CapacityError, UnavailableError):
             self._metrics.ended("overloaded")
             raise
+        except asyncio.CancelledError:
+            self._metrics.ended("cancelled")
+            raise
         ended = False
         try:
             yield generation_pb2.GenerateResponse(accepted=accepted)
