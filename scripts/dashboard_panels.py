@@ -59,6 +59,11 @@ def _quantiles(metric: str, *labels: str) -> tuple[Query, ...]:
     )
 
 
+def _busy(query: Query) -> Query:
+    """Return a query without its series that are zero, where there are too many to show."""
+    return Query(f"{query.expression} > 0", query.legend)
+
+
 def _share(part: str, whole: str, legend: str) -> Query:
     """Return one counter's increase over another's; nothing is drawn while the other stands still."""
     return Query(f"sum(rate({part}[$__rate_interval])) / (sum(rate({whole}[$__rate_interval])) > 0)", legend)
@@ -278,9 +283,9 @@ ROWS: tuple[tuple[str, tuple[Graph | Light, ...]], ...] = (
             Graph("Grants", "By result, per second.", units.Short, (_rate(f"{MANAGER}grants_total", "result"),)),
             Graph(
                 "Calls",
-                "By method and status, per second.",
+                "By method and status, per second; those that happen at all.",
                 units.RequestsPerSecond,
-                (_rate(f"{MANAGER}grpc_requests_total", "method", "code"),),
+                (_busy(_rate(f"{MANAGER}grpc_requests_total", "method", "code")),),
             ),
         ),
     ),
