@@ -40,12 +40,18 @@ class ResidentCache:
         self._planner = planner
         self._pools: dict[PoolKey, Pool] = {}
 
-    def add_row(self, grant: Grant, name: str = "") -> Row:
-        """Allocate a row of exactly the granted slots; ``name`` is what the planner knows it by."""
+    def add_row(self, grant: Grant, name: str = "", limit: int | None = None) -> Row:
+        """Allocate a row of exactly the granted slots.
+
+        Args:
+            grant: Its budget and the policy's numbers.
+            name: What the planner knows it by.
+            limit: Most tokens that will ever be appended; None if unknown.
+        """
         key = _pool_key(grant)
         pool = self._pools.get(key) or Pool(grant, self.shape, self.dtype, self.device)
         self._pools[key] = pool
-        row = Row(grant=grant, pool=pool, index=pool.add_row(), name=name)
+        row = Row(grant=grant, pool=pool, index=pool.add_row(), name=name, limit=limit)
         self.rows.append(row)
         return row
 
@@ -92,7 +98,7 @@ class ResidentCache:
         if row.slack < 1:
             pending = row.pending or Pending(self.snapshot(row, ahead=0, incoming=1), None)
             eviction = self._evict(row, pending, Phase.DECODE, 0.0)
-        if row.pending is None and 0 < row.slack <= row.grant.parameters.lookahead:
+        if row.pending is None and 0 < row.slack <= row.grant.parameters.lookahead and row.will_evict:
             snapshot = self.snapshot(row, ahead=row.slack, incoming=1)
             row.pending = Pending(snapshot, self._submit(row, snapshot))
         return eviction

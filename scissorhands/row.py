@@ -54,6 +54,7 @@ class Row:
         pool: The pool that holds its slots.
         index: Its place in the pool.
         name: Name by which a planner knows it.
+        limit: Most tokens that will ever be appended; None if unknown.
         lengths: n of each layer: slots in use, per KV head.
         step: Tokens seen.
         epoch: Evictions applied.
@@ -66,6 +67,7 @@ class Row:
     pool: Pool
     index: int
     name: str = ""
+    limit: int | None = None
     lengths: list[int] = field(default_factory=list)
     step: int = 0
     epoch: int = 0
@@ -79,6 +81,11 @@ class Row:
     def slack(self) -> int:
         """Tokens that still fit before a layer must evict."""
         return min(slots - length for slots, length in zip(self.grant.layer_slots, self.lengths, strict=True))
+
+    @property
+    def will_evict(self) -> bool:
+        """Whether the row will outgrow its budget, as far as is known."""
+        return self.limit is None or self.step + self.slack < self.limit
 
     def next_chunk(self, remaining: int) -> int:
         """Return how many of ``remaining`` prompt tokens come next; the grid is fixed by position and budget alone."""

@@ -782,7 +782,7 @@ class Session(_message.Message):
     state: Global___SessionState.ValueType
     """Where it is in its life."""
     evictions: _builtins.int
-    """Evictions that the ledger has seen."""
+    """Evictions that were planned. A session that ended early may not have applied the last."""
     evicted_slots: _builtins.int
     """Slots evicted so far, over all layers and KV heads."""
     resident_slots: _builtins.int

@@ -163,6 +163,21 @@ def test_without_lookahead_decoding_asks_nobody():
     assert all(snapshot.step < PROMPT for snapshot in planner.snapshots)
 
 
+@pytest.mark.parametrize(("more", "snapshots"), [(0, 0), (1, 1)])
+def test_nobody_is_asked_about_an_eviction_that_never_comes(more, snapshots):
+    """With ``more`` of 0 the row ends exactly full, with 1 it must evict for its last token."""
+    planner = ScriptedPlanner(early)
+    engine = EnginePath(tiny_model("llama_grouped"), planner)
+    budget = RULES["default"].B
+    row = engine.add(RULES["default"])
+    row.limit = budget + more
+    tokens = random_tokens(budget + more, seed=6)
+    engine.read(row, tokens[:1])
+    for token in tokens[1:]:
+        engine.decode([row], token.unsqueeze(0))
+    assert len(planner.snapshots) == len(engine.evictions) == snapshots
+
+
 @dataclass
 class Driven:
     """What came of a sequence."""

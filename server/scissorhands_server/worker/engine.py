@@ -175,7 +175,10 @@ class Engine:
                 task = self._waiting.popleft()
                 self._running.append(task)
             with self._guard([task]):
-                task.row = self._cache.add_row(task.grant, name=task.session_id)
+                request = task.request
+                # The last token is chosen, but never appended.
+                limit = len(request.prompt) + request.max_new_tokens - 1
+                task.row = self._cache.add_row(task.grant, task.session_id, limit)
                 task.started = time.monotonic()
                 self._metrics.queue_time.observe(task.started - task.arrived)
 
