@@ -228,7 +228,7 @@ async def test_segments_and_ends_that_a_manager_refuses_for_a_while_are_not_lost
 async def test_a_client_that_leaves_while_its_session_is_opened_leaves_no_session(tmp_path):
     with ManagerProcess(tmp_path / "manager.log") as manager:
         async with (
-            DelayProxy(manager.port, 0.3) as proxy,
+            DelayProxy(manager.port, 0.15) as proxy,
             tiny_worker(manager=f"127.0.0.1:{proxy.port}") as (worker, stub),
         ):
             calls = [stub.Generate(request(prompt(seed), new=400)) for seed in range(5)]
