@@ -10,7 +10,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 from support.delay_proxy import DelayProxy
 from support.manager_process import ManagerProcess
-from support.tiny_worker import metrics, request, tiny_worker
+from support.tiny_worker import collect, metrics, request, tiny_worker
 
 from scissorhands.v1 import cache_manager_pb2, cache_manager_pb2_grpc
 from scissorhands_server.hosting import GrpcHost
@@ -238,3 +238,15 @@ async def test_a_client_that_leaves_while_its_session_is_opened_leaves_no_sessio
             await until(lambda: manager_is_idle(manager), "the manager's gauges to be zero")
             assert metrics(worker)['scissorhands_worker_requests_total{model_name="tiny",result="cancelled"}'] == 5
             assert worker_is_idle(worker)
+
+
+async def test_a_codec_that_the_worker_lacks_costs_the_segments_and_not_the_answer(tmp_path):
+    message = request(prompt(1), slots=30, new=60)
+    async with tiny_worker() as (_, stub):
+        expected, _, _ = await collect(stub.Generate(message))
+    with ManagerProcess(tmp_path / "manager.log", options=("--codec", "later")) as manager:
+        async with tiny_worker(manager=manager.address) as (worker, stub):
+            tokens, _, last = await collect(stub.Generate(message))
+            dropped = metrics(worker)['scissorhands_worker_segments_total{result="dropped"}']
+    assert tokens == expected
+    assert dropped == last.finish.cache.segments_dropped == last.finish.cache.evictions > 0

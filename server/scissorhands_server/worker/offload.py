@@ -58,22 +58,23 @@ class Offloader:
             self._metrics.segment_bytes.labels("dropped").inc(len(segment))
 
     def _encode(self, task: Task, eviction: Eviction) -> bytes:
-        codec = get_codec(task.codec)
-        identity = SegmentIdentity(
-            model=self._info.fingerprint,
-            tokenizer=self._info.tokenizer_fingerprint,
-            dtype=self._info.dtype,
-            policy=grant_text(task.grant),
-            layer_slots=",".join(map(str, task.grant.layer_slots)),
-            codec=codec.name,
-            codec_version=str(codec.version),
-            tokens=task.token_digest(eviction.step),
-            tenant=DEFAULT_TENANT,
-            session_id=task.session_id,
-        )
         try:
+            codec = get_codec(task.codec)
+            identity = SegmentIdentity(
+                model=self._info.fingerprint,
+                tokenizer=self._info.tokenizer_fingerprint,
+                dtype=self._info.dtype,
+                policy=grant_text(task.grant),
+                layer_slots=",".join(map(str, task.grant.layer_slots)),
+                codec=codec.name,
+                codec_version=str(codec.version),
+                tokens=task.token_digest(eviction.step),
+                tenant=DEFAULT_TENANT,
+                session_id=task.session_id,
+            )
             return encode_segment(identity, eviction.epoch, eviction.step, eviction.layers, codec)
         except InvalidRequestError as error:
-            # Keys that are not finite cannot be stored; the answer goes on without its archive.
+            # The manager may grant a codec that this worker lacks, and numbers that are not finite cannot be stored;
+            # the answer goes on without its archive.
             LOGGER.warning("a segment could not be encoded: %s", error)
             return b""
