@@ -7,11 +7,13 @@ from contextlib import asynccontextmanager
 
 import grpc
 import pytest
+import torch
 from prometheus_client import CollectorRegistry
 from support.delay_proxy import DelayProxy
 from support.manager_process import ManagerProcess
 from support.tiny_worker import collect, metrics, request, tiny_worker
 
+from scissorhands.pool import LayerPool
 from scissorhands.v1 import cache_manager_pb2, cache_manager_pb2_grpc
 from scissorhands_server.hosting import GrpcHost
 from scissorhands_server.worker.engine import Engine
@@ -250,3 +252,30 @@ async def test_a_codec_that_the_worker_lacks_costs_the_segments_and_not_the_answ
             dropped = metrics(worker)['scissorhands_worker_segments_total{result="dropped"}']
     assert tokens == expected
     assert dropped == last.finish.cache.segments_dropped == last.finish.cache.evictions > 0
+
+
+@pytest.mark.usefixtures("pace")
+async def test_a_row_that_cannot_be_freed_ends_all_streams_and_the_next_request_works(monkeypatch):
+    """Freeing copies what stays, and memory may be what is short: then no row's slots are certain any more."""
+    remove = LayerPool.remove_last_row
+    removals = 0
+
+    def remove_last_row(pool: LayerPool, into: int) -> None:
+        nonlocal removals
+        removals += 1
+        if removals == 2:  # The first row's second layer.
+            raise torch.OutOfMemoryError("injected")
+        remove(pool, into)
+
+    async with tiny_worker(rows=2) as (worker, stub):
+        expected, _, _ = await collect(stub.Generate(request(prompt(3), slots=30, new=30)))
+        monkeypatch.setattr(LayerPool, "remove_last_row", remove_last_row)
+        results = await asyncio.gather(
+            *(collect(stub.Generate(request(prompt(seed), slots=30, new=20), timeout=SECONDS)) for seed in range(3)),
+            return_exceptions=True,
+        )
+        assert [result.code() for result in results] == [grpc.StatusCode.INTERNAL] * 3
+        assert worker_is_idle(worker)
+        assert metrics(worker)['scissorhands_worker_requests_total{model_name="tiny",result="error"}'] == 3
+        tokens, _, _ = await collect(stub.Generate(request(prompt(3), slots=30, new=30), timeout=SECONDS))
+        assert tokens == expected

@@ -33,12 +33,16 @@ RETRY_SECONDS = 1.0
 Ended = Callable[[Task, bool], None]
 
 
+class _BrokenCacheError(Exception):
+    """A row could not be freed: what the cache holds of the others is not certain any more."""
+
+
 class Engine:
     """Runs tasks on a model. All methods but the loop are called from other threads.
 
     Args:
         loaded: The model.
-        cache: Where rows live.
+        new_cache: Makes what rows live in.
         offloader: What becomes of evicted slots; None drops them.
         metrics: The worker's metrics.
         rows: Tasks that run at once.
@@ -50,7 +54,7 @@ class Engine:
     def __init__(
         self,
         loaded: LoadedModel,
-        cache: ResidentCache,
+        new_cache: Callable[[], ResidentCache],
         offloader: Offloader | None,
         metrics: WorkerMetrics,
         *,
@@ -61,7 +65,8 @@ class Engine:
     ) -> None:
         self._step = ModelStep(loaded.model)
         self._eos_ids = loaded.eos_ids
-        self._cache = cache
+        self._new_cache = new_cache
+        self._cache = new_cache()
         self._offloader = offloader
         self._metrics = metrics
         self._max_rows = rows
@@ -84,6 +89,11 @@ class Engine:
             self._stopping = True
             self._work.notify()
         self._thread.join(timeout)
+
+    @property
+    def cache(self) -> ResidentCache:
+        """Where rows live; another one after a failure that was not of one request alone."""
+        return self._cache
 
     @property
     def alive(self) -> bool:
@@ -163,8 +173,8 @@ class Engine:
                 self._waiting.remove(task)
         gone += [task for task in self._running if task.cancelled]
         for task in gone:
-            self._metrics.ended("cancelled")
             self._free(task, keep_evicted=False)
+            self._metrics.ended("cancelled")
 
     def _admit(self) -> None:
         """Give free rows to the tasks that wait longest."""
@@ -280,8 +290,8 @@ class Engine:
             self._offloader.offload(task, eviction)
 
     def _finish(self, task: Task, finished: Finished) -> None:
-        self._metrics.ended(finished.reason)
         self._free(task, keep_evicted=True)
+        self._metrics.ended(finished.reason)
         task.emit(finished)
 
     @contextmanager
@@ -289,6 +299,8 @@ class Engine:
         """End tasks with an error if their own work fails; the engine and all others go on."""
         try:
             yield
+        except _BrokenCacheError:
+            raise
         except ScissorhandsError as error:
             self._fail(tasks, error)
         except Exception as error:  # The boundary of one request: it ends with an error, and no other.
@@ -297,24 +309,31 @@ class Engine:
 
     def _fail(self, tasks: Sequence[Task], error: ScissorhandsError) -> None:
         for task in tasks:
-            self._metrics.ended("error")
             self._free(task, keep_evicted=False)
+            self._metrics.ended("error")
             task.emit(Failed(error))
 
     def _fail_all(self, error: ScissorhandsError) -> None:
+        """End all tasks and start over with an empty cache: freeing rows one by one may be what failed."""
         with self._work:
-            waiting = list(self._waiting)
+            tasks = [*self._waiting, *self._running]
             self._waiting.clear()
-        self._fail([*waiting, *self._running], error)
+        self._cache = self._new_cache()
+        for task in tasks:
+            task.row = None
+        self._fail(tasks, error)
         self._report()
 
     def _free(self, task: Task, *, keep_evicted: bool) -> None:
+        if task.row is not None:
+            try:
+                self._cache.remove_row(task.row)
+            except Exception as error:  # A boundary: rows may have moved in some layers and not in others.
+                raise _BrokenCacheError from error
+            task.row = None
         with self._work:
             if task in self._running:
                 self._running.remove(task)
-        if task.row is not None:
-            self._cache.remove_row(task.row)
-            task.row = None
         self._report()
         self._ended(task, keep_evicted)
 

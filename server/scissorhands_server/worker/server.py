@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import secrets
+from functools import partial
 from typing import Self
 
 import click
@@ -66,7 +67,6 @@ class Worker:
         host: The gRPC server.
         port: The port that it listens on.
         metrics_port: The port of the metrics endpoint.
-        cache: Where rows live.
     """
 
     def __init__(self, settings: WorkerSettings, loaded: LoadedModel) -> None:
@@ -77,10 +77,10 @@ class Worker:
         self._link = ManagerLink(settings.manager, metrics, settings.manager_deadline) if settings.manager else None
         self._uploader = Uploader(self._link, loop, settings.staging_bytes) if self._link else None
         planner = RemotePlanner(self._link, loop) if self._link else None
-        self.cache = ResidentCache(model_shape(loaded.info), loaded.model.dtype, loaded.model.device, planner)
+        model = loaded.model
         self._engine = Engine(
             loaded,
-            self.cache,
+            partial(ResidentCache, model_shape(loaded.info), model.dtype, model.device, planner),
             Offloader(loaded.info, self._uploader, metrics) if self._uploader else None,
             metrics,
             rows=settings.rows,
@@ -95,6 +95,11 @@ class Worker:
         self.port = self.host.bind(settings.host, settings.port)
         self._endpoint = MetricsEndpoint(registry, settings.metrics_host, settings.metrics_port)
         self.metrics_port = self._endpoint.port
+
+    @property
+    def cache(self) -> ResidentCache:
+        """Where rows live."""
+        return self._engine.cache
 
     async def __aenter__(self) -> Self:
         self._engine.start()
