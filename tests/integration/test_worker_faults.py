@@ -279,3 +279,17 @@ async def test_a_row_that_cannot_be_freed_ends_all_streams_and_the_next_request_
         assert metrics(worker)['scissorhands_worker_requests_total{model_name="tiny",result="error"}'] == 3
         tokens, _, _ = await collect(stub.Generate(request(prompt(3), slots=30, new=30), timeout=SECONDS))
         assert tokens == expected
+
+
+@pytest.mark.usefixtures("pace")
+async def test_a_short_lease_is_renewed_in_time(tmp_path):
+    with ManagerProcess(tmp_path / "manager.log", options=("--lease", "2")) as manager:
+        async with tiny_worker(manager=manager.address) as (_, stub):
+            _, events = await begin(
+                stub, request(prompt(1), policy="full", new=150)
+            )  # Without plans, which renew it too.
+            states = set()
+            for _ in range(110):
+                await anext(events)
+                states.add(open_sessions(manager))
+    assert states == {1}

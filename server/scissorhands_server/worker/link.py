@@ -6,6 +6,7 @@ are computed here, segments wait within their bound, and the health check finds 
 
 import asyncio
 import logging
+import time
 from collections.abc import Iterable
 from contextlib import suppress
 
@@ -22,6 +23,7 @@ HEALTH_INTERVAL_SECONDS = 0.5
 HEALTH_DEADLINE_SECONDS = 0.5
 # Sessions that one renewal may carry.
 RENEWAL_BATCH = 1024
+RENEWAL_LOOK_SECONDS = 0.25
 DEFAULT_LEASE_SECONDS = 30.0
 
 _REASONS = {
@@ -179,17 +181,24 @@ class ManagerLink:
             self.metrics.manager_up.set(1)
 
     async def _renew(self) -> None:
+        renewed = time.monotonic()
         while True:
-            await asyncio.sleep(self._lease / 3)
-            for batch in _batches(list(self._sessions.values())):
+            # Looked at often: the next session may get a shorter lease than the last.
+            await asyncio.sleep(min(self._lease / 3, RENEWAL_LOOK_SECONDS))
+            if time.monotonic() - renewed < self._lease / 3:
+                continue
+            renewed = time.monotonic()
+            for ids in _batches(list(self._sessions)):
+                # Those that were released while an earlier batch was on its way are left out.
+                specs = [self._sessions[session_id] for session_id in ids if session_id in self._sessions]
                 if not self.up:
                     break
                 try:
-                    request = cache_manager_pb2.RenewSessionsRequest(sessions=batch)
+                    request = cache_manager_pb2.RenewSessionsRequest(sessions=specs)
                     await self.stub.RenewSessions(request, timeout=self.deadline)
                 except grpc.aio.AioRpcError as error:
                     self.failed(error)
 
 
-def _batches(sessions: list[cache_manager_pb2.SessionSpec]) -> Iterable[list[cache_manager_pb2.SessionSpec]]:
-    return (sessions[start : start + RENEWAL_BATCH] for start in range(0, len(sessions), RENEWAL_BATCH))
+def _batches(ids: list[str]) -> Iterable[list[str]]:
+    return (ids[start : start + RENEWAL_BATCH] for start in range(0, len(ids), RENEWAL_BATCH))
