@@ -73,12 +73,13 @@ def test_a_second_prompt_goes_on_where_decoding_stopped(policy):
     row = engine.add(rules)
     cache = BudgetedCache(model, BudgetRequest.tokens(rules.B), policy_of(rules))
     voided = begin = 0
-    # The turns end at different distances from the next eviction.
-    for asked, answered in [(30, 21), (9, 10), (14, 7), (6, 12), (11, 13), (17, 18), (8, 15)]:
+    # The turns end at different distances from the next eviction; some prompts fit without one.
+    turns = [(30, 21), (9, 10), (14, 7), (6, 12), *((2, answered) for answered in range(3, 11))]
+    for asked, answered in turns:
         prompt = begin + asked
         end = prompt + answered
         expected = reference.read(tokens[begin:prompt])
-        voided += row.pending is not None
+        voided += row.pending is not None and asked <= row.slack
         assert_close(engine.read(row, tokens[begin:prompt]), expected)
         assert_close(forward(model, cache, tokens[begin:prompt]), expected)
         for step in range(prompt, end):
@@ -88,7 +89,8 @@ def test_a_second_prompt_goes_on_where_decoding_stopped(policy):
             assert_kept(row, reference)
             assert_kept(cache.rows[0], reference)
         begin = end
-    assert voided or rules.L == 0
+    # With a snapshot in flight at most L - 1 tokens fit, and a single one is decoded.
+    assert voided or rules.L <= 2
 
 
 @pytest.mark.parametrize("policy", RULES)
