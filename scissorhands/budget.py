@@ -3,7 +3,7 @@
 The rules (``n`` slots in use, ``a`` tokens to append; letters as in :class:`EvictionParameters`):
 
 - A row holds at most ``B`` slots per layer and KV head. Before ``a`` tokens are appended with ``n + a > B``,
-  ``max(m, n + a - B)`` slots are dropped.
+  ``max(m, n + a - B)`` slots are dropped, none of them exempt.
 - A budget is valid if ``m >= L`` and ``B >= s + max(r, L) + max(m, c)``.
 """
 
@@ -220,16 +220,19 @@ def resolve_slots(
     return slots, raised
 
 
-def slots_to_drop(lengths: Sequence[int], budgets: Sequence[int], drop: int, incoming: int) -> list[int]:
+def slots_to_drop(
+    lengths: Sequence[int], budgets: Sequence[int], parameters: EvictionParameters, incoming: int
+) -> list[int]:
     """Return how many slots each layer must drop before ``incoming`` tokens are appended.
 
-    A layer that would overflow drops ``max(m, n + a - B)``. A layer that would overflow before ``m`` more tokens
-    drops ``m`` along with it, so that a row's evictions are at least ``m`` steps apart whatever its layers' budgets.
+    A layer that would overflow drops ``max(m, n + a - B)``, but while a prompt is read only as many beyond the
+    ``n + a - B`` that it must as are not exempt. A layer that would overflow before ``m`` more tokens drops ``m`` along
+    with it, so that a row's evictions are at least ``m`` steps apart whatever its layers' budgets.
 
     Args:
         lengths: n of each layer.
         budgets: B of each layer.
-        drop: m.
+        parameters: The policy's numbers.
         incoming: a.
 
     Returns:
@@ -238,4 +241,7 @@ def slots_to_drop(lengths: Sequence[int], budgets: Sequence[int], drop: int, inc
     overflow = [n + incoming - b for n, b in zip(lengths, budgets, strict=True)]
     if max(overflow) <= 0:
         return [0] * len(overflow)
-    return [max(drop, over) if over > 1 - drop else 0 for over in overflow]
+    drop, exempt = parameters.drop, parameters.sinks + max(parameters.recent, parameters.lookahead)
+    return [
+        max(over, min(drop, n - exempt), 0) if over > 1 - drop else 0 for n, over in zip(lengths, overflow, strict=True)
+    ]

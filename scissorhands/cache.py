@@ -163,7 +163,7 @@ def _fits(decided: Plan, row: Row, snapshot: Snapshot) -> bool:
     if (decided.epoch, decided.step, len(decided.keep)) != (row.epoch, snapshot.step, len(snapshot.layers)):
         return False
     lengths = [layer.length + snapshot.ahead for layer in snapshot.layers]
-    drops = slots_to_drop(lengths, row.grant.layer_slots, row.grant.parameters.drop, snapshot.incoming)
+    drops = slots_to_drop(lengths, row.grant.layer_slots, row.grant.parameters, snapshot.incoming)
     return all(
         keep.shape == layer.positions.shape and bool(np.all((~keep).sum(axis=1) == drop))
         for keep, layer, drop in zip(decided.keep, snapshot.layers, drops, strict=True)

@@ -11,6 +11,9 @@ from scissorhands.snapshot import Keep, LayerEvidence, Plan, Snapshot
 
 Scores = npt.NDArray[np.floating]
 
+# The first tokens draw attention whatever they are (arXiv 2309.17453); small budgets collapse without them.
+SINKS = 4
+
 
 class Policy(ABC):
     """Decides which slots of a row are kept.
@@ -55,7 +58,7 @@ class Policy(ABC):
     def plan(self, parameters: EvictionParameters, layer_slots: tuple[int, ...], snapshot: Snapshot) -> Plan:
         """Return which slots of ``snapshot`` to keep; a pure function of its arguments."""
         lengths = [layer.length + snapshot.ahead for layer in snapshot.layers]
-        drops = slots_to_drop(lengths, layer_slots, parameters.drop, snapshot.incoming)
+        drops = slots_to_drop(lengths, layer_slots, parameters, snapshot.incoming)
         keep = tuple(
             self._keep_layer(layer, drop, parameters, snapshot)
             for layer, drop in zip(snapshot.layers, drops, strict=True)
@@ -89,9 +92,9 @@ def common_parameters(slots: int, *, recent: int, window: int = 0) -> EvictionPa
     drop = min(16, max(1, slots // 8))
     return EvictionParameters(
         recent=recent,
-        sinks=4,
+        sinks=SINKS,
         drop=drop,
         lookahead=min(8, drop),
-        chunk=min(256, max(1, slots // 4)),
+        chunk=max(1, min(256, slots // 4, slots - SINKS - recent)),
         window=window,
     )

@@ -180,7 +180,8 @@ class DenseSequence:
         for layer, used, budget in zip(self.layers, self.used, self.budgets, strict=True):
             overflow = used + ahead + incoming - budget
             # A layer that is not full yet drops along if it would be before m more tokens.
-            count = max(rules.m, overflow) if overflow + rules.m - 1 > 0 else 0
+            spare = used + ahead - rules.s - max(rules.r, rules.L)
+            count = max(overflow, min(rules.m, spare), 0) if overflow + rules.m - 1 > 0 else 0
             scores = self._scores(layer)
             plan = np.zeros_like(layer.keep)
             for head, keep in enumerate(layer.keep):

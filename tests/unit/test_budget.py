@@ -107,12 +107,16 @@ def test_bad_overrides_name_the_parameter(name, value):
         ([10, 10], [10, 10], 4, 6, [6, 6]),  # max(4, 6)
         ([10, 7], [10, 8], 4, 1, [4, 4]),  # The second would overflow within m more tokens.
         ([10, 4], [10, 8], 4, 1, [4, 0]),  # The second would not: 4 + 1 + 3 = 8.
-        ([10, 5], [10, 8], 4, 1, [4, 4]),  # 5 + 1 + 3 = 9
+        ([10, 6], [10, 9], 3, 1, [3, 0]),  # 6 + 1 + 2 = 9
+        ([10, 5], [10, 8], 4, 1, [4, 2]),  # 5 + 1 + 3 = 9, but 3 of the 5 slots are exempt.
         ([10], [10], 1, 1, [1]),
+        ([8], [10], 8, 4, [5]),  # It must drop 2 and would drop 8, but 3 of the 8 slots are exempt.
+        ([4], [10], 8, 8, [2]),  # Here the 2 that it must drop are more than the 1 that is not exempt.
     ],
 )
 def test_slots_to_drop(lengths, budgets, drop, incoming, expected):
-    assert slots_to_drop(lengths, budgets, drop, incoming) == expected
+    parameters = fixed(recent=2, sinks=1, drop=drop, lookahead=1)(10)
+    assert slots_to_drop(lengths, budgets, parameters, incoming) == expected
 
 
 @pytest.mark.parametrize(("name", "preset"), ALL)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from support.dense_reference import DenseSequence, Rules
-from support.engine_path import EnginePath, policy_of
+from support.engine_path import EnginePath, kept_positions, policy_of
 from support.oracle import RULES, assert_close, assert_kept, forward
 from support.tiny_models import TINY_MODELS, random_tokens, tiny_model
 
@@ -142,3 +142,21 @@ def assert_accounts(engine, cache, reference):
                 assert not layer.keep[head, positions].any()
                 assert_close(slots.keys[head], layer.keys[head, positions])
                 assert_close(slots.values[head], layer.values[head, positions])
+
+
+def test_reading_a_prompt_never_drops_an_exempt_slot():
+    """These numbers are valid, and the second chunk's ``m`` is all that the row holds."""
+    model = tiny_model("llama_grouped")
+    rules = Rules("default", B=100, r=30, s=4, m=60, L=0, c=60, w=32)
+    tokens = random_tokens(240, seed=8)
+    reference = DenseSequence(model, rules, len(tokens))
+    engine = EnginePath(model)
+    row = engine.add(rules)
+    for start in range(0, len(tokens), 60):
+        chunk = tokens[start : start + 60]
+        exempt = {*range(rules.s), *range(start - rules.r, start)} if start else set()
+        assert_close(engine.read(row, chunk), reference.read(chunk))
+        assert_kept(row, reference)
+        for heads in kept_positions(row):
+            assert all(exempt <= {*positions} for positions in heads)
+    assert reference.evictions == 3
