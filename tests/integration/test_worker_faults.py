@@ -3,26 +3,22 @@
 import asyncio
 import random
 import signal
-from contextlib import asynccontextmanager
+import subprocess
+import sys
+from contextlib import contextmanager
 
 import grpc
 import pytest
 import torch
-from prometheus_client import CollectorRegistry
 from support.delay_proxy import DelayProxy
 from support.manager_process import ManagerProcess
-from support.tiny_worker import collect, metrics, request, tiny_worker
+from support.tiny_worker import collect, metrics, request, tiny_folder, tiny_worker
+from support.waiting import SECONDS, until
 
 from scissorhands.pool import LayerPool
-from scissorhands.v1 import cache_manager_pb2, cache_manager_pb2_grpc
-from scissorhands_server.hosting import GrpcHost
+from scissorhands.v1 import generation_pb2, generation_pb2_grpc
 from scissorhands_server.worker.engine import Engine
-from scissorhands_server.worker.link import ManagerLink
-from scissorhands_server.worker.metrics import WorkerMetrics
-from scissorhands_server.worker.uploader import BATCH_BYTES, Uploader
 
-# Far below a lease (30 s) and the life of a segment (600 s): what is gone by then did not just run out.
-SECONDS = 15
 GAUGES = ("rows", "queue_requests", "cache_slots", "cache_budget_slots", "cache_allocated_bytes", "cache_full_bytes")
 WAITING = "scissorhands_worker_segment_queue_bytes"
 
@@ -45,11 +41,22 @@ def pace(monkeypatch) -> None:
     monkeypatch.setattr(Engine, "_decode", slowly)
 
 
-async def until(condition, what: str) -> None:
-    deadline = asyncio.get_running_loop().time() + SECONDS
-    while not condition():
-        assert asyncio.get_running_loop().time() < deadline, f"waited in vain for {what}"
-        await asyncio.sleep(0.02)
+@contextmanager
+def worker_process(log, *options: str):
+    """Start a worker as its operators do; yield it with its address once it is ready."""
+    command = [sys.executable, "-m", "scissorhands", "worker", "--model", str(tiny_folder())]
+    with log.open("wb") as errors:
+        process = subprocess.Popen(
+            [*command, "--port", "0", "--metrics-port", "0", *options], stdout=subprocess.PIPE, stderr=errors, text=True
+        )
+    try:
+        ready = process.stdout.readline()
+        assert ready.startswith("worker ready on "), log.read_text()
+        yield process, ready.split()[3].rstrip(",")
+    finally:
+        process.kill()
+        process.wait(SECONDS)
+        process.stdout.close()
 
 
 def worker_is_idle(worker) -> bool:
@@ -72,46 +79,6 @@ async def begin(stub, message, tokens: int = 1, **options):
     while tokens > 0:
         tokens -= len((await anext(events)).delta.token_ids)
     return call, events
-
-
-class Manager(cache_manager_pb2_grpc.CacheManagerServiceServicer):
-    """Writes down the calls that it gets."""
-
-    def __init__(self):
-        self.calls = []
-
-    async def OffloadSegments(self, requests, context):  # noqa: N802 - the protocol's name
-        del context
-        epochs = [message.header.epoch async for message in requests if message.HasField("header")]
-        self.calls.append(epochs)
-        return cache_manager_pb2.OffloadSegmentsResponse(stored=len(epochs))
-
-    async def CloseSession(self, message, context):  # noqa: N802 - the protocol's name
-        del context
-        self.calls.append(message.session_id)
-        return cache_manager_pb2.CloseSessionResponse()
-
-
-@asynccontextmanager
-async def uploader_to(manager: Manager, *sessions: str):
-    """Connect an uploader that holds sessions to a scripted manager."""
-    host = GrpcHost(["scissorhands.v1.CacheManagerService"])
-    cache_manager_pb2_grpc.add_CacheManagerServiceServicer_to_server(manager, host.server)
-    address = f"127.0.0.1:{host.bind('127.0.0.1', 0)}"
-    await host.start()
-    registry = CollectorRegistry()
-    link = ManagerLink(address, WorkerMetrics(registry, "tiny", 1, 1), SECONDS)
-    uploader = Uploader(link, asyncio.get_running_loop(), 8 * BATCH_BYTES)
-    await link.start()
-    for session in sessions:
-        link.hold(cache_manager_pb2.SessionSpec(session_id=session))
-    uploader.start()
-    try:
-        yield uploader, registry.get_sample_value
-    finally:
-        await uploader.stop(0)
-        await link.stop()
-        await host.stop(0)
 
 
 @pytest.mark.usefixtures("pace")
@@ -144,87 +111,6 @@ async def test_segments_that_outlive_their_session_do_not_leave_it_open(tmp_path
             found = metrics(worker)
     assert found['scissorhands_worker_segments_total{result="dropped"}'] == finish.cache.segments_dropped == 0
     assert found['scissorhands_worker_segment_bytes_total{result="offloaded"}'] == finish.cache.segment_bytes
-
-
-async def test_ends_of_sessions_do_not_wait_for_each_other():
-    sessions = [str(number) for number in range(20)]
-
-    class Meeting(Manager):
-        def __init__(self):
-            super().__init__()
-            self.all_here = asyncio.Event()
-
-        async def CloseSession(self, message, context):  # noqa: N802 - the protocol's name
-            response = await super().CloseSession(message, context)
-            if len(self.calls) == len(sessions):
-                self.all_here.set()
-            await self.all_here.wait()
-            return response
-
-    manager = Meeting()
-    async with uploader_to(manager, *sessions) as (uploader, _):
-        for session in sessions:
-            uploader.end(session, discard=True)
-        await until(manager.all_here.is_set, "all ends")
-    assert sorted(manager.calls) == sorted(sessions)
-
-
-async def test_an_end_waits_for_the_segments_of_its_own_session_only():
-    first_upload = asyncio.Event()
-    go_on = asyncio.Event()
-
-    class Slow(Manager):
-        async def OffloadSegments(self, requests, context):  # noqa: N802 - the protocol's name
-            first_upload.set()
-            await go_on.wait()
-            return await super().OffloadSegments(requests, context)
-
-    manager = Slow()
-    async with uploader_to(manager, "long", "gone") as (uploader, value):
-        for epoch in range(3):
-            assert uploader.stage("long", epoch, bytes(BATCH_BYTES - 1))
-        uploader.end("long", discard=False)
-        await asyncio.wait_for(first_upload.wait(), SECONDS)
-        assert uploader.stage("gone", 7, b"segment")
-        uploader.end("gone", discard=True)
-        go_on.set()
-        await until(lambda: "long" in manager.calls, "the last end")
-        assert value(WAITING) == 0
-    assert manager.calls == [[0], "gone", [1], [2], "long"]
-    assert value("scissorhands_worker_segments_total", {"result": "offloaded"}) == 3
-    assert value("scissorhands_worker_segments_total", {"result": "dropped"}) == 1
-
-
-@pytest.mark.parametrize("code", [grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.INTERNAL])
-async def test_segments_and_ends_that_a_manager_refuses_for_a_while_are_not_lost(code):
-    """INTERNAL is how grpc reports a connection that breaks while a message is being written."""
-    refusing = True
-
-    class Full(Manager):
-        async def OffloadSegments(self, requests, context):  # noqa: N802 - the protocol's name
-            if refusing:
-                await context.abort(code, "busy")
-            return await super().OffloadSegments(requests, context)
-
-        async def CloseSession(self, message, context):  # noqa: N802 - the protocol's name
-            if refusing and code is grpc.StatusCode.RESOURCE_EXHAUSTED:
-                await context.abort(code, "busy")
-            return await super().CloseSession(message, context)
-
-    def free() -> None:
-        nonlocal refusing
-        refusing = False
-
-    manager = Full()
-    async with uploader_to(manager, "one", "two") as (uploader, value):
-        asyncio.get_running_loop().call_later(0.2, free)
-        assert uploader.stage("one", 0, b"segment")
-        uploader.end("one", discard=False)
-        uploader.end("two", discard=True)
-        await until(lambda: {"one", "two"} <= {call for call in manager.calls if isinstance(call, str)}, "both ends")
-        assert value(WAITING) == 0
-    assert [0] in manager.calls
-    assert value("scissorhands_worker_segments_total", {"result": "dropped"}) == 0
 
 
 async def test_a_client_that_leaves_while_its_session_is_opened_leaves_no_session(tmp_path):
@@ -293,3 +179,88 @@ async def test_a_short_lease_is_renewed_in_time(tmp_path):
                 await anext(events)
                 states.add(open_sessions(manager))
     assert states == {1}
+
+
+async def test_a_long_queue_can_be_filled_and_the_worker_still_answers():
+    async with tiny_worker(rows=1, queue=1100) as (worker, stub):
+        calls = [stub.Generate(request(prompt(1, 5), policy="full", new=500)) for _ in range(1101)]
+        accepted = await asyncio.gather(*(call.read() for call in calls))
+        assert max(event.accepted.queued_ahead for event in accepted) > 1024
+        assert (await stub.GetModel(generation_pb2.GetModelRequest())).max_queued == 1100
+        for call in calls:
+            call.cancel()
+        await until(lambda: worker_is_idle(worker), "the worker's gauges to be zero")
+
+
+@pytest.mark.usefixtures("pace")
+async def test_a_deadline_in_the_middle_frees_the_row_and_closes_the_session(tmp_path):
+    with ManagerProcess(tmp_path / "manager.log") as manager:
+        async with tiny_worker(manager=manager.address) as (worker, stub):
+            _, events = await begin(stub, request(prompt(1), slots=30, new=400), 20, timeout=2)
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                [event async for event in events]
+            assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+            await until(lambda: worker_is_idle(worker), "the worker's gauges to be zero")
+            await until(lambda: manager_is_idle(manager), "the manager's gauges to be zero")
+            found = metrics(worker)
+    assert found['scissorhands_worker_requests_total{model_name="tiny",result="cancelled"}'] == 1
+    assert 20 <= found["scissorhands_worker_generated_tokens_total"] < 400
+
+
+async def test_fifty_cancelled_streams_leave_every_gauge_at_zero(tmp_path):
+    with ManagerProcess(tmp_path / "manager.log") as manager:
+        async with tiny_worker(manager=manager.address, rows=4, queue=64) as (worker, stub):
+            calls = [stub.Generate(request(prompt(seed), slots=30, new=400)) for seed in range(50)]
+            for place, call in enumerate(calls):
+                await call.read()
+                if place % 3 == 0:
+                    call.cancel()
+            await until(lambda: metrics(worker)[WAITING] > 0 or not manager_is_idle(manager), "segments")
+            for call in calls:
+                call.cancel()
+            await until(lambda: worker_is_idle(worker), "the worker's gauges to be zero")
+            await until(lambda: manager_is_idle(manager), "the manager's gauges to be zero")
+            found = metrics(worker)
+    assert found['scissorhands_worker_requests_total{model_name="tiny",result="cancelled"}'] == 50
+
+
+async def test_a_store_that_is_down_costs_the_segments_and_not_a_token(tmp_path, redis_server):
+    message = request(prompt(1), slots=30, new=100)
+    async with tiny_worker() as (_, stub):
+        expected, _, _ = await collect(stub.Generate(message))
+    with ManagerProcess(tmp_path / "manager.log", redis_server.url) as manager:
+        async with tiny_worker(manager=manager.address) as (worker, stub):
+            redis_server.kill()
+            tokens, _, last = await collect(stub.Generate(message))
+            assert tokens == expected
+            assert last.finish.cache.segments > 3
+            await until(lambda: worker_is_idle(worker), "the segments to leave")
+            found, told = metrics(worker), metrics(manager.metrics_port)
+    assert found['scissorhands_worker_segments_total{result="dropped"}'] == last.finish.cache.segments
+    assert found['scissorhands_worker_segment_bytes_total{result="dropped"}'] == last.finish.cache.segment_bytes
+    assert found['scissorhands_worker_segments_total{result="offloaded"}'] == 0
+    refused = told['scissorhands_manager_segments_refused_total{reason="store_unavailable"}']
+    assert refused == last.finish.cache.segments
+
+
+@pytest.mark.parametrize(("grace", "new", "all_done"), [(30, 60, True), (1, 440, False)])
+async def test_sigterm_gives_running_streams_the_grace_and_exits(grace, new, all_done, tmp_path):
+    async def outcome(events) -> str:
+        try:
+            last = [event async for event in events][-1]
+        except grpc.aio.AioRpcError as error:
+            return error.code().name
+        assert last.finish.usage.generated_tokens == new
+        return "done"
+
+    with worker_process(tmp_path / "worker.log", "--grace", str(grace)) as (process, address):
+        async with grpc.aio.insecure_channel(address) as channel:
+            stub = generation_pb2_grpc.GenerationServiceStub(channel)
+            streams = [aiter(stub.Generate(request(prompt(seed), slots=30, new=new))) for seed in range(16)]
+            for events in streams:
+                assert (await anext(events)).HasField("accepted")
+            process.terminate()
+            outcomes = set(await asyncio.gather(*(outcome(events) for events in streams)))
+            assert await asyncio.to_thread(process.wait, grace + SECONDS) == 0
+    assert outcomes <= {"done", "UNAVAILABLE"}
+    assert all_done == (outcomes == {"done"})

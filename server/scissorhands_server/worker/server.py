@@ -32,6 +32,8 @@ LOGGER = logging.getLogger(__name__)
 
 SERVICE = generation_pb2.DESCRIPTOR.services_by_name["GenerationService"].full_name
 STOP_SECONDS = 5.0
+# Calls in progress beside those that have a row or a place in the queue: health checks, and requests to be refused.
+OTHER_CALLS = 1024
 
 
 def run(settings: WorkerSettings) -> None:
@@ -90,7 +92,8 @@ class Worker:
         )
         worker_id = settings.worker_id or secrets.token_hex(6)
         generation = GenerationHost(loaded, self._engine, self._link, metrics, settings, worker_id)
-        self.host = GrpcHost([SERVICE], interceptors=[StatusInterceptor((SERVICE,))])
+        calls = settings.rows + settings.queue + OTHER_CALLS
+        self.host = GrpcHost([SERVICE], [StatusInterceptor((SERVICE,))], calls)
         generation_pb2_grpc.add_GenerationServiceServicer_to_server(GenerationServicer(generation), self.host.server)
         self.port = self.host.bind(settings.host, settings.port)
         self._endpoint = MetricsEndpoint(registry, settings.metrics_host, settings.metrics_port)
