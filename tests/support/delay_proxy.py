@@ -59,8 +59,10 @@ class DelayProxy:
             late.put_nowait((loop.time() + self._delay, b""))
             await delivery
         except ConnectionError:
-            sink.close()
+            pass
         finally:
+            # A connection left open would hold up the other server's stop.
+            sink.close()
             delivery.cancel()
             with suppress(asyncio.CancelledError, ConnectionError):
                 await delivery
