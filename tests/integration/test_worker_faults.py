@@ -264,3 +264,20 @@ async def test_sigterm_gives_running_streams_the_grace_and_exits(grace, new, all
             assert await asyncio.to_thread(process.wait, grace + SECONDS) == 0
     assert outcomes <= {"done", "UNAVAILABLE"}
     assert all_done == (outcomes == {"done"})
+
+
+async def test_times_count_from_the_arrival_of_the_request(tmp_path):
+    """Opening the session is part of what a client waits for."""
+    delay = 0.1
+    with ManagerProcess(tmp_path / "manager.log") as manager:
+        async with (
+            DelayProxy(manager.port, delay) as proxy,
+            tiny_worker(manager=f"127.0.0.1:{proxy.port}") as (worker, stub),
+        ):
+            await until(lambda: metrics(worker)["scissorhands_worker_manager_up"] == 1, "the manager")
+            _, _, last = await collect(stub.Generate(request(prompt(1), new=5)))
+            found = metrics(worker)
+    usage = last.finish.usage
+    assert usage.time_to_first_token.ToTimedelta().total_seconds() > 2 * delay
+    assert usage.queue_time.ToTimedelta().total_seconds() > 2 * delay
+    assert found["scissorhands_worker_time_to_first_token_seconds_sum"] > 2 * delay

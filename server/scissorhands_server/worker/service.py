@@ -2,6 +2,7 @@
 
 import asyncio
 import secrets
+import time
 from collections.abc import AsyncGenerator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -65,8 +66,9 @@ class GenerationHost:
         Raises:
             ScissorhandsError: The request is refused, or fails.
         """
+        arrived = time.monotonic()
         try:
-            task, accepted = await self._accept(request)
+            task, accepted = await self._accept(request, arrived)
         except (InvalidRequestError, NotFoundError):
             self._metrics.ended("refused")
             raise
@@ -88,12 +90,14 @@ class GenerationHost:
             if not ended:
                 self._engine.cancel(task)
 
-    async def _accept(self, request: generation_pb2.GenerateRequest) -> tuple[Task, generation_pb2.Accepted]:
+    async def _accept(
+        self, request: generation_pb2.GenerateRequest, arrived: float
+    ) -> tuple[Task, generation_pb2.Accepted]:
         """Check a request, open its session and queue its task."""
         checked = await asyncio.get_running_loop().run_in_executor(
             self._tokenizing, check, request, self.loaded, self.settings.default_max_new_tokens
         )
-        task, granted = await self._task(request, checked)
+        task, granted = await self._task(request, checked, arrived)
         accepted = generation_pb2.Accepted(
             session_id=task.session_id,
             prompt_tokens=len(checked.prompt),
@@ -105,7 +109,7 @@ class GenerationHost:
         return task, accepted
 
     async def _task(
-        self, request: generation_pb2.GenerateRequest, checked: GenerationRequest
+        self, request: generation_pb2.GenerateRequest, checked: GenerationRequest, arrived: float
     ) -> tuple[Task, budget_pb2.Grant]:
         """Open a session and make the task that runs under its grant."""
         self._engine.check_capacity()
@@ -139,6 +143,7 @@ class GenerationHost:
             sampler=Sampler(checked.sampling),
             text=TextStream(self.loaded.tokenizer, checked.stop),
             loop=asyncio.get_running_loop(),
+            arrived=arrived,
         )
         return task, granted
 

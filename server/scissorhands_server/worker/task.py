@@ -2,7 +2,6 @@
 
 import asyncio
 import hashlib
-import time
 from array import array
 from dataclasses import dataclass, field
 
@@ -96,12 +95,12 @@ class Task:
     sampler: Sampler
     text: TextStream
     loop: asyncio.AbstractEventLoop
+    arrived: float
     events: "asyncio.Queue[Event]" = field(default_factory=asyncio.Queue)
     cancelled: bool = False
     row: Row | None = None
     ids: list[int] = field(default_factory=list)
     statistics: Statistics = field(default_factory=Statistics)
-    arrived: float = field(default_factory=time.monotonic)
     started: float = 0.0
     first_token: float = 0.0
     last_token: float = 0.0
