@@ -1,5 +1,7 @@
 """A worker in this process with a tiny seeded model and a byte-level tokenizer, and what tests ask of it."""
 
+import atexit
+import shutil
 import urllib.request
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -27,6 +29,7 @@ def tiny_folder() -> Path:
     """Save a two-layer grouped-query Llama with its tokenizer and return the folder."""
     torch.set_num_threads(1)
     folder = Path(mkdtemp(prefix="tiny-model-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
     tokenizer = byte_level()
     with torch.random.fork_rng():
         torch.manual_seed(7)
