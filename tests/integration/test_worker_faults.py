@@ -281,3 +281,26 @@ async def test_times_count_from_the_arrival_of_the_request(tmp_path):
     assert usage.time_to_first_token.ToTimedelta().total_seconds() > 2 * delay
     assert usage.queue_time.ToTimedelta().total_seconds() > 2 * delay
     assert found["scissorhands_worker_time_to_first_token_seconds_sum"] > 2 * delay
+
+
+async def test_decoding_does_not_wait_for_the_plans_of_another_prompt(tmp_path):
+    """Without a manager, one token is decoded for each chunk of the prompt; waiting for plans must only add to them."""
+    message = request(prompt(2, 200), slots=60, policy="h2o", new=5)
+    async with tiny_worker() as (_, stub):
+        expected, _, _ = await collect(stub.Generate(message))
+    with ManagerProcess(tmp_path / "manager.log") as manager:
+        async with (
+            DelayProxy(manager.port, 0.05) as proxy,
+            tiny_worker(manager=f"127.0.0.1:{proxy.port}", plan_deadline=10) as (worker, stub),
+        ):
+            _, decoding = await begin(stub, request(prompt(1, 10), policy="full", new=500))
+            tokens, chunks, decoded = [], 0, []
+            async for event in stub.Generate(message):
+                tokens += event.delta.token_ids
+                chunks += event.HasField("prefill")
+                if not tokens and chunks:
+                    decoded.append(metrics(worker)["scissorhands_worker_generated_tokens_total"])
+            assert [event async for event in decoding][-1].HasField("finish")
+    assert tokens == expected
+    assert event.finish.cache.plans_manager > chunks / 2
+    assert decoded[-1] - decoded[0] > 3 * chunks

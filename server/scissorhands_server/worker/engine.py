@@ -10,6 +10,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 
 import torch
 
@@ -19,6 +20,7 @@ from scissorhands.row import Eviction, Phase, PlanSource, Row
 from scissorhands_server.worker.loading import LoadedModel
 from scissorhands_server.worker.metrics import WorkerMetrics
 from scissorhands_server.worker.offload import Offloader
+from scissorhands_server.worker.planner import RemotePlanner
 from scissorhands_server.worker.step import ModelStep
 from scissorhands_server.worker.task import Failed, Finished, Progress, Task, Token
 
@@ -43,6 +45,7 @@ class Engine:
     Args:
         loaded: The model.
         new_cache: Makes what rows live in.
+        planner: Whom the cache asks for plans; None if nobody.
         offloader: What becomes of evicted slots; None drops them.
         metrics: The worker's metrics.
         rows: Tasks that run at once.
@@ -55,6 +58,7 @@ class Engine:
         self,
         loaded: LoadedModel,
         new_cache: Callable[[], ResidentCache],
+        planner: RemotePlanner | None,
         offloader: Offloader | None,
         metrics: WorkerMetrics,
         *,
@@ -67,6 +71,7 @@ class Engine:
         self._eos_ids = loaded.eos_ids
         self._new_cache = new_cache
         self._cache = new_cache()
+        self._planner = planner
         self._offloader = offloader
         self._metrics = metrics
         self._max_rows = rows
@@ -193,7 +198,7 @@ class Engine:
                 self._metrics.queue_time.observe(task.started - task.arrived)
 
     def _prefill_chunk(self) -> None:
-        """Read one chunk of the prompt that has waited longest."""
+        """Read one chunk of the prompt that has waited longest, unless rows can decode until its plan comes."""
         task = next((task for task in self._running if not task.prefilled), None)
         if task is None:
             return
@@ -201,6 +206,10 @@ class Engine:
             row = _row(task)
             remaining = len(task.request.prompt) - row.step
             tokens = row.next_chunk(remaining)
+            if self._awaits_plan(row, tokens):
+                task.held_since = task.held_since or time.monotonic()
+                return
+            self._release(task)
             self._evicted(task, self._cache.prepare_prefill(row, tokens, self._plan_deadline))
             logits = self._step([row], [task.ids[row.step : row.step + tokens]])
             self._metrics.prompt_tokens.inc(tokens)
@@ -208,6 +217,24 @@ class Engine:
             task.emit(Progress(row.step))
             if tokens == remaining:
                 self._accept(task, logits[0])
+            else:
+                # The plan of the next chunk comes while others decode.
+                self._awaits_plan(row, row.next_chunk(remaining - tokens))
+
+    def _release(self, task: Task) -> None:
+        """Count the time for which a prompt was held while its plan was on its way."""
+        if task.held_since:
+            held = time.monotonic() - task.held_since
+            task.statistics.prefill_stall += held
+            self._metrics.prefill_stall.inc(held)
+            task.held_since = 0.0
+
+    def _awaits_plan(self, row: Row, tokens: int) -> bool:
+        """Whether the plan that a chunk needs is on its way while other rows can decode, which must not wait for it."""
+        if self._planner is None or row.slack >= tokens or not self._decoding():
+            return False
+        snapshot = partial(self._cache.snapshot, row, ahead=0, incoming=tokens)
+        return self._planner.awaited(row, snapshot, self._plan_deadline)
 
     def _decode(self) -> None:
         """Decode one token of every row whose prompt has been read."""
@@ -331,6 +358,8 @@ class Engine:
             except Exception as error:  # A boundary: rows may have moved in some layers and not in others.
                 raise _BrokenCacheError from error
             task.row = None
+        if self._planner:
+            self._planner.forget(task.session_id)
         with self._work:
             if task in self._running:
                 self._running.remove(task)

@@ -3,6 +3,7 @@
 import asyncio
 import concurrent.futures
 import time
+from collections.abc import Callable
 
 import grpc
 
@@ -23,11 +24,20 @@ class RemotePlan:
         self._future = future
         self._link = link
         self._loop = loop
+        self._asked = time.monotonic()
+
+    def awaited(self, timeout: float) -> bool:
+        """Whether the plan has not come yet, but may within ``timeout`` seconds of having been asked for."""
+        return not self._future.done() and time.monotonic() < self._asked + timeout
+
+    def cancel(self) -> None:
+        """Give it up."""
+        self._future.cancel()
 
     def take(self, timeout: float) -> Plan | None:
-        """Return the plan if it comes within ``timeout`` seconds; None if it does not, or the call failed."""
+        """Return the plan if it comes within ``timeout`` seconds of having been asked for; None if not."""
         try:
-            return self._future.result(timeout)
+            return self._future.result(max(0.0, self._asked + timeout - time.monotonic()))
         except (concurrent.futures.TimeoutError, concurrent.futures.CancelledError):
             self._future.cancel()
             self._link.metrics.plans_late.inc()
@@ -48,9 +58,33 @@ class RemotePlanner:
     def __init__(self, link: ManagerLink, loop: asyncio.AbstractEventLoop) -> None:
         self._link = link
         self._loop = loop
+        # Plans asked for before their chunks are read, by row.
+        self._ahead: dict[str, RemotePlan] = {}
+
+    def awaited(self, row: Row, snapshot: Callable[[], Snapshot], timeout: float) -> bool:
+        """Ask for the plan of a row's next chunk, once, and tell whether it is on its way.
+
+        Args:
+            row: The row; it stays as it is until :meth:`submit` or :meth:`forget`.
+            snapshot: Takes the snapshot that :meth:`submit` will be called with.
+            timeout: How long to wait for it in all, in seconds.
+        """
+        plan = self._ahead.get(row.name) or self.submit(row, snapshot())
+        if plan is None:
+            return False
+        self._ahead[row.name] = plan
+        return plan.awaited(timeout)
+
+    def forget(self, name: str) -> None:
+        """Give up a plan that was asked for ahead of its chunk, by the name of its row."""
+        plan = self._ahead.pop(name, None)
+        if plan is not None:
+            plan.cancel()
 
     def submit(self, row: Row, snapshot: Snapshot) -> RemotePlan | None:
         """Send a snapshot, at most one of each row at a time; None while the manager is away."""
+        if row.name in self._ahead:
+            return self._ahead.pop(row.name)
         session = self._link.session(row.name)
         if session is None or not self._link.up:
             return None

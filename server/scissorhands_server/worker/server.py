@@ -83,6 +83,7 @@ class Worker:
         self._engine = Engine(
             loaded,
             partial(ResidentCache, model_shape(loaded.info), model.dtype, model.device, planner),
+            planner,
             Offloader(loaded.info, self._uploader, metrics) if self._uploader else None,
             metrics,
             rows=settings.rows,

@@ -102,6 +102,7 @@ class Task:
     ids: list[int] = field(default_factory=list)
     statistics: Statistics = field(default_factory=Statistics)
     started: float = 0.0
+    held_since: float = 0.0
     first_token: float = 0.0
     last_token: float = 0.0
 
