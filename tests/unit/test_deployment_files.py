@@ -140,6 +140,13 @@ def test_the_containers_set_only_settings_that_exist(services):
         assert image | set(services[name]["environment"]) <= known
 
 
+def test_the_guide_names_only_settings_that_exist():
+    named = set(re.findall(r"SCISSORHANDS_(?:WORKER|MANAGER)_\w+", (ROOT / "docs" / "deployment.md").read_text()))
+    known = {variable(kind, field) for kind in (WorkerSettings, ManagerSettings) for field in kind.model_fields}
+    assert len(named) >= 8
+    assert named <= known
+
+
 def test_the_dashboard_can_be_provisioned(services):
     provider = yaml.safe_load((DOCKER / "grafana/provisioning/dashboards/scissorhands.yaml").read_text())
     (folder,) = [entry["options"]["path"] for entry in provider["providers"]]
