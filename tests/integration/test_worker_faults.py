@@ -16,7 +16,7 @@ from support.tiny_worker import collect, metrics, request, tiny_folder, tiny_wor
 from support.waiting import SECONDS, until
 
 from scissorhands.pool import LayerPool
-from scissorhands.v1 import generation_pb2, generation_pb2_grpc
+from scissorhands.v1 import budget_pb2, generation_pb2, generation_pb2_grpc
 from scissorhands_server.worker.engine import Engine
 
 GAUGES = ("rows", "queue_requests", "cache_slots", "cache_budget_slots", "cache_allocated_bytes", "cache_full_bytes")
@@ -304,3 +304,15 @@ async def test_decoding_does_not_wait_for_the_plans_of_another_prompt(tmp_path):
     assert tokens == expected
     assert event.finish.cache.plans_manager > chunks / 2
     assert decoded[-1] - decoded[0] > 3 * chunks
+
+
+async def test_a_manager_whose_plans_are_late_still_grants(tmp_path):
+    with ManagerProcess(tmp_path / "manager.log") as manager:
+        async with (
+            DelayProxy(manager.port, 0.05) as proxy,
+            tiny_worker(manager=f"127.0.0.1:{proxy.port}", plan_deadline=0.02) as (worker, stub),
+        ):
+            for seed in range(3):
+                first, *_ = [event async for event in stub.Generate(request(prompt(seed), slots=30, new=1))]
+                assert first.accepted.grant.source == budget_pb2.GRANT_SOURCE_MANAGER
+            assert metrics(worker)["scissorhands_worker_plans_late_total"] >= 1

@@ -14,16 +14,21 @@ from scissorhands.v1 import cache_manager_pb2
 from scissorhands.wire import read_plan, snapshot_messages
 from scissorhands_server.worker.link import ManagerLink
 
+# How long prefill asks for no plan after it has waited for one in vain, in seconds.
+REST_SECONDS = 0.5
+
 
 class RemotePlan:
-    """A plan on its way from the manager."""
+    """A plan on its way from the manager.
 
-    def __init__(
-        self, future: "concurrent.futures.Future[Plan | None]", link: ManagerLink, loop: asyncio.AbstractEventLoop
-    ) -> None:
+    Args:
+        future: The plan.
+        late: Called if it is given up, with whether somebody waited for it.
+    """
+
+    def __init__(self, future: "concurrent.futures.Future[Plan | None]", late: Callable[[bool], None]) -> None:
         self._future = future
-        self._link = link
-        self._loop = loop
+        self._late = late
         self._asked = time.monotonic()
 
     def awaited(self, timeout: float) -> bool:
@@ -40,10 +45,7 @@ class RemotePlan:
             return self._future.result(max(0.0, self._asked + timeout - time.monotonic()))
         except (concurrent.futures.TimeoutError, concurrent.futures.CancelledError):
             self._future.cancel()
-            self._link.metrics.plans_late.inc()
-            if timeout:
-                # Prefill has waited in vain; do not let it wait for every chunk.
-                self._loop.call_soon_threadsafe(self._link.suspect)
+            self._late(timeout > 0)
             return None
 
 
@@ -60,6 +62,7 @@ class RemotePlanner:
         self._loop = loop
         # Plans asked for before their chunks are read, by row.
         self._ahead: dict[str, RemotePlan] = {}
+        self._rest_until = 0.0
 
     def awaited(self, row: Row, snapshot: Callable[[], Snapshot], timeout: float) -> bool:
         """Ask for the plan of a row's next chunk, once, and tell whether it is on its way.
@@ -69,11 +72,14 @@ class RemotePlanner:
             snapshot: Takes the snapshot that :meth:`submit` will be called with.
             timeout: How long to wait for it in all, in seconds.
         """
-        plan = self._ahead.get(row.name) or self.submit(row, snapshot())
-        if plan is None:
-            return False
-        self._ahead[row.name] = plan
-        return plan.awaited(timeout)
+        if row.name not in self._ahead:
+            if self._session(row) is None:
+                return False
+            plan = self.submit(row, snapshot())
+            if plan is None:
+                return False
+            self._ahead[row.name] = plan
+        return self._ahead[row.name].awaited(timeout)
 
     def forget(self, name: str) -> None:
         """Give up a plan that was asked for ahead of its chunk, by the name of its row."""
@@ -85,11 +91,23 @@ class RemotePlanner:
         """Send a snapshot, at most one of each row at a time; None while the manager is away."""
         if row.name in self._ahead:
             return self._ahead.pop(row.name)
-        session = self._link.session(row.name)
-        if session is None or not self._link.up:
+        session = self._session(row)
+        if session is None:
             return None
         asked = asyncio.run_coroutine_threadsafe(self._ask(session, snapshot), self._loop)
-        return RemotePlan(asked, self._link, self._loop)
+        return RemotePlan(asked, self._gave_up)
+
+    def _session(self, row: Row) -> cache_manager_pb2.SessionSpec | None:
+        """Return a row's session; None while nobody can be asked."""
+        if not self._link.up or time.monotonic() < self._rest_until:
+            return None
+        return self._link.session(row.name)
+
+    def _gave_up(self, waited: bool) -> None:
+        self._link.metrics.plans_late.inc()
+        if waited:
+            # Do not let prefill wait for every chunk. The manager may be well and only slow: its health tells.
+            self._rest_until = time.monotonic() + REST_SECONDS
 
     async def _ask(self, session: cache_manager_pb2.SessionSpec, snapshot: Snapshot) -> Plan | None:
         began = time.monotonic()
