@@ -105,12 +105,6 @@ class Engine:
         """Whether the engine's thread runs."""
         return self._thread.is_alive()
 
-    @property
-    def busy(self) -> bool:
-        """Whether any task runs or waits."""
-        with self._work:
-            return bool(self._waiting or self._running)
-
     def check_capacity(self) -> None:
         """Make sure that there is a place in the queue.
 
