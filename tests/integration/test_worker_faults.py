@@ -17,6 +17,7 @@ from support.waiting import SECONDS, until
 
 from scissorhands.pool import LayerPool
 from scissorhands.v1 import budget_pb2, generation_pb2, generation_pb2_grpc
+from scissorhands_server.worker import service
 from scissorhands_server.worker.engine import Engine
 
 GAUGES = ("rows", "queue_requests", "cache_slots", "cache_budget_slots", "cache_allocated_bytes", "cache_full_bytes")
@@ -316,3 +317,16 @@ async def test_a_manager_whose_plans_are_late_still_grants(tmp_path):
                 first, *_ = [event async for event in stub.Generate(request(prompt(seed), slots=30, new=1))]
                 assert first.accepted.grant.source == budget_pb2.GRANT_SOURCE_MANAGER
             assert metrics(worker)["scissorhands_worker_plans_late_total"] >= 1
+
+
+async def test_a_request_that_fails_before_it_reaches_the_engine_is_counted(monkeypatch):
+    def fail(*arguments) -> None:
+        raise RuntimeError("injected")
+
+    async with tiny_worker() as (worker, stub):
+        monkeypatch.setattr(service, "check", fail)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await collect(stub.Generate(request(prompt(1), new=5)))
+        assert caught.value.code() is grpc.StatusCode.INTERNAL
+        found = metrics(worker)
+    assert found['scissorhands_worker_requests_total{model_name="tiny",result="error"}'] == 1

@@ -67,17 +67,22 @@ class GenerationHost:
             ScissorhandsError: The request is refused, or fails.
         """
         arrived = time.monotonic()
+        refused = "error"
         try:
             task, accepted = await self._accept(request, arrived)
+            refused = ""
         except (InvalidRequestError, NotFoundError):
-            self._metrics.ended("refused")
+            refused = "refused"
             raise
         except (CapacityError, UnavailableError):
-            self._metrics.ended("overloaded")
+            refused = "overloaded"
             raise
         except asyncio.CancelledError:
-            self._metrics.ended("cancelled")
+            refused = "cancelled"
             raise
+        finally:
+            if refused:
+                self._metrics.ended(refused)
         ended = False
         try:
             yield generation_pb2.GenerateResponse(accepted=accepted)
