@@ -189,8 +189,8 @@ class ManagerLink:
                 continue
             renewed = time.monotonic()
             for ids in _batches(list(self._sessions)):
-                # Those that were released while an earlier batch was on its way are left out.
-                specs = [self._sessions[session_id] for session_id in ids if session_id in self._sessions]
+                # Without those that the engine's thread has released meanwhile.
+                specs = [spec for session_id in ids if (spec := self._sessions.get(session_id)) is not None]
                 if not self.up:
                     break
                 try:
