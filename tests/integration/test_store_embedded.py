@@ -98,3 +98,18 @@ async def test_an_embedded_store_on_a_port(redis_server):
         await server.stop()
         await server.stop()
     assert server.pid == 0
+
+
+async def test_the_next_store_deletes_the_folder_of_a_killed_owner(start_manager):
+    manager = start_manager()
+    folder = Path(next(line for line in manager.lines if "unix://" in line).partition("unix://")[2]).parent
+    manager.kill()
+    assert folder.is_dir()
+    living = EmbeddedStore(32 << 20)
+    await living.start()
+    assert not folder.exists()
+    other = EmbeddedStore(32 << 20)
+    await other.start()
+    await other.stop()
+    assert Path(living.url.removeprefix("unix://")).parent.is_dir()
+    await living.stop()

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import os
 import shutil
 import tempfile
 from collections.abc import AsyncIterator
@@ -24,6 +25,8 @@ STOP_SECONDS = 5.0
 _RESTART_PAUSE = 1.0
 _POLL_PAUSE = 0.05
 _LOG_TAIL_BYTES = 2000
+# Of a folder's name; the id of the process that owns it follows.
+_FOLDER = "scissorhands-store-"
 
 
 class EmbeddedStore:
@@ -61,7 +64,8 @@ class EmbeddedStore:
         Raises:
             ConfigurationError: It did not start; the message has the end of its log.
         """
-        self._folder = Path(tempfile.mkdtemp(prefix="scissorhands-store-"))
+        _sweep_orphans()
+        self._folder = Path(tempfile.mkdtemp(prefix=f"{_FOLDER}{os.getpid()}-"))
         try:
             await self._launch()
         except BaseException:
@@ -141,6 +145,24 @@ class EmbeddedStore:
             except ConfigurationError:
                 LOGGER.exception("the embedded store did not start again")
                 await _end(self._process)
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # Somebody else's.
+        return True
+    return True
+
+
+def _sweep_orphans() -> None:
+    """Delete the folders of owners that were killed. Their servers died with them, and could not clean up."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{_FOLDER}*-*"):
+        owner = folder.name.removeprefix(_FOLDER).partition("-")[0]
+        if owner.isdecimal() and not _alive(int(owner)):
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 @asynccontextmanager
