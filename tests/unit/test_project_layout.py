@@ -94,6 +94,6 @@ def test_the_console_script_runs():
 def test_every_subcommand_loads():
     command = Path(sys.executable).with_name("scissorhands")
     shown = subprocess.run([command, "--help"], check=True, capture_output=True, text=True, timeout=120)
-    for name in ("chat", "doctor", "generate", "manager", "sessions", "up", "worker"):
+    for name in ("chat", "doctor", "eval", "generate", "manager", "sessions", "up", "worker"):
         assert re.search(rf"^  {name} ", shown.stdout, re.MULTILINE)
     assert "not installed" not in shown.stdout

@@ -1,0 +1,52 @@
+"""Statistics of losses: the relative increase of perplexity and its bootstrap interval."""
+
+import numpy as np
+import numpy.typing as npt
+
+# Negative log likelihoods in nats, [sequences, positions].
+Losses = npt.NDArray[np.floating]
+
+RESAMPLES = 10_000
+SEED = 0
+_TAILS = (2.5, 97.5)
+# One sequence says nothing about the spread between sequences.
+_FEWEST_SEQUENCES = 2
+
+
+def perplexity(losses: Losses) -> float:
+    """Return the exponential of the mean loss."""
+    return float(np.exp(losses.mean(dtype=np.float64)))
+
+
+def increase_percent(losses: Losses, reference: Losses) -> float:
+    """Return by how much the perplexity exceeds that of ``reference``, in percent of it."""
+    return float(_percent(losses.mean(dtype=np.float64) - reference.mean(dtype=np.float64)))
+
+
+def interval_percent(
+    losses: Losses, reference: Losses, resamples: int = RESAMPLES, seed: int = SEED
+) -> tuple[float, float] | None:
+    """Return the 95 % interval of :func:`increase_percent`, by a percentile bootstrap over sequences.
+
+    Both losses of a sequence are drawn together, since they are of the same text.
+
+    Args:
+        losses: What is compared.
+        reference: What it is compared to, of the same sequences and positions.
+        resamples: How often the sequences are drawn.
+        seed: Of the draws; equal seeds give equal intervals.
+
+    Returns:
+        Both ends, in percent, or None for fewer than two sequences.
+    """
+    if len(losses) < _FEWEST_SEQUENCES:
+        return None
+    differences = losses.mean(axis=1, dtype=np.float64) - reference.mean(axis=1, dtype=np.float64)
+    drawn = np.random.default_rng(seed).integers(len(differences), size=(resamples, len(differences)))
+    low, high = np.percentile(_percent(differences[drawn].mean(axis=1)), _TAILS)
+    return float(low), float(high)
+
+
+def _percent(difference: npt.NDArray[np.float64] | np.float64) -> npt.NDArray[np.float64] | np.float64:
+    result: npt.NDArray[np.float64] | np.float64 = 100 * np.expm1(difference)
+    return result
