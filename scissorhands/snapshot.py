@@ -19,7 +19,9 @@ class LayerEvidence:
     Args:
         positions: ``[kv_heads, n]``, true position of each slot's token, ascending within a head.
         signals: By name, ``[kv_heads, n]`` each. ``mass``: attention received, in queries (float32).
-            ``low_count``: queries in the window that gave the slot less than the average (unsigned integer).
+            ``low_count`` and ``low_count_ring``: queries in the window that gave the slot less than the average
+            (unsigned integer). ``last_attention``: attention of the newest query (float32). ``window_mass``: attention
+            received from the window, in queries (float32).
     """
 
     positions: Positions

@@ -5,9 +5,13 @@ from scissorhands.policies.base import Policy
 from scissorhands.policies.full import Full
 from scissorhands.policies.h2o import H2O
 from scissorhands.policies.scissorhands import Scissorhands
+from scissorhands.policies.snapkv import SnapKV
 from scissorhands.policies.streaming import Streaming
+from scissorhands.policies.tova import Tova
 
-POLICIES: dict[str, type[Policy]] = {policy.name: policy for policy in (Scissorhands, H2O, Streaming, Full)}
+POLICIES: dict[str, type[Policy]] = {
+    policy.name: policy for policy in (Scissorhands, H2O, Tova, SnapKV, Streaming, Full)
+}
 
 
 def policy_names() -> list[str]:

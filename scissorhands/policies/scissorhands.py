@@ -39,7 +39,7 @@ class Scissorhands(Policy):
         """Return the preset's numbers for a budget of ``slots``."""
         if self.preset == "paper":
             drop = max(1, slots // 2)
-            chunk = max(1, min(drop, slots - drop - 10))
+            chunk = max(1, min(256, drop, slots - drop - 10))
             return EvictionParameters(recent=10, sinks=0, drop=drop, lookahead=0, chunk=chunk, window=400)
         return common_parameters(slots, recent=slots * 3 // 10, window=DEFAULT_WINDOW)
 

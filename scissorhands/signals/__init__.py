@@ -3,21 +3,22 @@
 from scissorhands.budget import Grant
 from scissorhands.policies import get_policy
 from scissorhands.signals.base import Observation, Signal
+from scissorhands.signals.last_attention import LastAttention
 from scissorhands.signals.low_count import LowCount
 from scissorhands.signals.low_count_ring import LowCountRing
 from scissorhands.signals.mass import Mass
+from scissorhands.signals.window_mass import WindowMass
 
-WINDOWED: dict[str, type[LowCount] | type[LowCountRing]] = {
-    LowCount.name: LowCount,
-    LowCountRing.name: LowCountRing,
+SIGNALS: dict[str, type[Signal]] = {
+    signal.name: signal for signal in (Mass, LowCount, LowCountRing, LastAttention, WindowMass)
 }
 
 
 def signals_for(grant: Grant) -> tuple[Signal, ...]:
     """Return the signals that a grant's policy needs; mass always comes first."""
     policy = get_policy(grant.policy, grant.preset)
-    names = policy.signals(grant.parameters)
-    return (Mass(), *(WINDOWED[name](grant.parameters.window) for name in names))
+    names = (Mass.name, *policy.signals(grant.parameters))
+    return tuple(SIGNALS[name].build(grant.parameters) for name in names)
 
 
 __all__ = ["Observation", "Signal", "signals_for"]

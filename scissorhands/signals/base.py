@@ -2,9 +2,11 @@
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Self
 
 import torch
+
+from scissorhands.budget import EvictionParameters
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,12 @@ class Signal(ABC):
     """
 
     name: ClassVar[str]
+
+    @classmethod
+    def build(cls, parameters: EvictionParameters) -> Self:
+        """Return the signal for a policy's numbers; a signal that depends on one of them says so here."""
+        del parameters
+        return cls()
 
     @abstractmethod
     def allocate(self, rows: int, kv_heads: int, slots: int, device: torch.device) -> torch.Tensor:

@@ -1,7 +1,10 @@
 """Low counts in an exact window, the evidence of Scissorhands' paper preset (arXiv 2305.17118, Algorithm 2)."""
 
+from typing import Self
+
 import torch
 
+from scissorhands.budget import EvictionParameters
 from scissorhands.signals.base import Observation, Signal
 
 
@@ -18,6 +21,11 @@ class LowCountRing(Signal):
 
     def __init__(self, window: int) -> None:
         self.window = window
+
+    @classmethod
+    def build(cls, parameters: EvictionParameters) -> Self:
+        """Return the signal over the window of ``parameters``."""
+        return cls(parameters.window)
 
     def allocate(self, rows: int, kv_heads: int, slots: int, device: torch.device) -> torch.Tensor:
         """Return ``[rows, kv_heads, slots, w]`` bool zeros."""

@@ -106,7 +106,7 @@ class Policy(_message.Message):
     PRESET_FIELD_NUMBER: _builtins.int
     PARAMETERS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
-    """Name of the policy: scissorhands, h2o, streaming or full."""
+    """Name of the policy: scissorhands, h2o, tova, snapkv, streaming or full."""
     preset: _builtins.str
     """Preset of the policy; empty means default."""
     @_builtins.property

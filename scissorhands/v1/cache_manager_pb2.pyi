@@ -397,7 +397,10 @@ class LayerEvidence(_message.Message):
 
     @_builtins.property
     def signals(self) -> _containers.MessageMap[_builtins.str, Global___PackedArray]:
-        """Signals by name: mass (attention received, in queries) and low_count (queries that gave less than average)."""
+        """Signals by name: mass (attention received, in queries), and those that the policy needs beside it: low_count and
+        low_count_ring (queries of a window that gave less than average), last_attention (attention of the newest query),
+        window_mass (attention received from a window, in queries).
+        """
 
     def __init__(
         self,

@@ -26,7 +26,8 @@ class Rules:
     """The policy and its numbers, by the letters of the design.
 
     Args:
-        policy: ``default`` (Scissorhands, consistent reading), ``paper``, ``h2o`` or ``streaming``.
+        policy: ``default`` (Scissorhands, consistent reading), ``paper``, ``h2o``, ``tova``, ``snapkv`` or
+            ``streaming``.
         B: Slots of each layer and KV head; a tuple gives each layer its own.
         r: Newest slots that are exempt.
         s: First tokens that are exempt.
@@ -132,10 +133,22 @@ class DenseSequence:
             self._planned = self._plan(ahead=self.room, incoming=1)
         return self._forward(token.reshape(1))[0]
 
-    def signals(self, layer: DenseLayer) -> tuple[Array, npt.NDArray[np.int64]]:
-        """Return ``[kv_heads, tokens]`` attention mass, and the low count of the policy's window."""
+    def signals(self, layer: DenseLayer) -> dict[str, Array]:
+        """Return every signal by name, ``[kv_heads, tokens]``; those of a window for the policy's window."""
         now = self.step
-        mass = layer.attention[:, :now].sum(axis=1)
+        start, _ = self._window()
+        low = self._low_counts(layer)
+        return {
+            "mass": layer.attention[:, :now].sum(axis=1),
+            "low_count": low,
+            "low_count_ring": low,
+            "last_attention": layer.attention[:, now - 1],
+            "window_mass": layer.attention[:, start:now].sum(axis=1),
+        }
+
+    def _low_counts(self, layer: DenseLayer) -> Array:
+        """Return how many queries of the window gave each token less than the average."""
+        now = self.step
         start, threshold = self._window()
         queries = slice(start, now)
         seen = layer.seen[:, queries]
@@ -146,13 +159,13 @@ class DenseSequence:
         if self.rules.policy in ("default", "paper"):
             close = np.abs(layer.attention[:, queries] - average) < CLOSE * average
             self.close_calls += int((seen & close & (average < 1)).sum())
-        return mass, low
+        return low.astype(float)
 
     def _window(self) -> tuple[int, str]:
-        """Return the first query that the low count looks back on, and the average that it compares with."""
+        """Return the first query that the policy looks back on, and the average that a low count compares with."""
         if self.rules.policy == "paper":
             return max(0, self.step - self.rules.w), "1/t"
-        if self.rules.policy == "default":
+        if self.rules.policy in ("default", "snapkv"):
             # Two buckets of half a window take turns, by the query's position; a bucket is emptied when its turn comes.
             half = self.rules.w // 2
             newest = self.step - 1
@@ -161,17 +174,32 @@ class DenseSequence:
 
     def _scores(self, layer: DenseLayer) -> Array:
         """Return ``[kv_heads, tokens]``; the lowest are dropped first."""
-        mass, low = self.signals(layer)
+        signals = self.signals(layer)
+        mass, low = signals["mass"], signals["low_count"]
         positions = np.arange(mass.shape[1])
         if self.rules.policy == "streaming":
             return np.broadcast_to(positions.astype(float), mass.shape)
         if self.rules.policy == "h2o":
             return mass
+        if self.rules.policy == "tova":
+            return signals["last_attention"]
+        if self.rules.policy == "snapkv":
+            return self._pooled(layer, signals["window_mass"])
         if self.rules.policy == "paper":
-            return -low.astype(float)
+            return -low
         start, _ = self._window()
         observed = np.array([max(1, self.step - max(position, start)) for position in positions])
         return -low / observed
+
+    @staticmethod
+    def _pooled(layer: DenseLayer, mass: Array) -> Array:
+        """Return for each kept token the largest mass among itself and the three kept tokens on either side."""
+        scores = np.zeros_like(mass)
+        for head, keep in enumerate(layer.keep):
+            tokens = np.flatnonzero(keep).tolist()
+            for slot, token in enumerate(tokens):
+                scores[head, token] = max(mass[head, near] for near in tokens[max(0, slot - 3) : slot + 4])
+        return scores
 
     def _plan(self, ahead: int, incoming: int) -> list[Mask]:
         """Return the tokens to drop of each layer and head, from what is known now."""
@@ -191,9 +219,10 @@ class DenseSequence:
                 # Lowest score first; of equal scores the older.
                 candidates = sorted((scores[head, position], position) for position in slots if position not in exempt)
                 assert len(candidates) >= count, "the budget is too small for these rules"
-                if rules.policy == "h2o" and len(candidates) > count:
+                if rules.policy in ("h2o", "tova", "snapkv") and 0 < count < len(candidates):
                     last, first = candidates[count - 1][0], candidates[count][0]
-                    self.close_calls += first - last < CLOSE * last
+                    # Tokens that share their largest neighbor tie exactly, here as there.
+                    self.close_calls += 0 < first - last < CLOSE * last
                 for _, position in candidates[:count]:
                     plan[head, position] = True
             plans.append(plan)

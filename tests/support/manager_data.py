@@ -65,16 +65,27 @@ def snapshot(session, epoch=0, seed=0, signals=("mass", "low_count")):
             step = length
             mass *= step / mass.sum(axis=1, keepdims=True)
         low = generator.integers(0, 256, (heads, length))
-        known = {"mass": mass, "low_count": low, "low_count_ring": low}
+        part = mass * generator.random((heads, length), dtype=np.float32)
+        known = {
+            "mass": mass,
+            "low_count": low,
+            "low_count_ring": low,
+            "last_attention": part / part.sum(axis=1, keepdims=True),
+            "window_mass": part,
+        }
         layers.append(LayerEvidence(positions, {name: known[name] for name in signals}))
     return Snapshot(epoch, step, ahead, 1, tuple(layers))
 
 
 def signals_of(policy):
     """Return the signals that a policy's snapshots carry."""
-    return {"scissorhands": ("mass", "low_count"), "scissorhands:paper": ("mass", "low_count_ring")}.get(
-        policy, ("mass",)
-    )
+    own = {
+        "scissorhands": ("low_count",),
+        "scissorhands:paper": ("low_count_ring",),
+        "tova": ("last_attention",),
+        "snapkv": ("window_mass",),
+    }
+    return ("mass", *own.get(policy, ()))
 
 
 def plan_requests(evidence, session):

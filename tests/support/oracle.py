@@ -14,6 +14,8 @@ RULES = {
     # The paper's numbers for a budget of 26; the paper knows no chunks, so that number is ours.
     "paper": Rules("paper", B=26, r=10, s=0, m=13, L=0, c=3, w=400),
     "h2o": Rules("h2o", B=36, r=18, s=2, m=5, L=5, c=9),
+    "tova": Rules("tova", B=34, r=3, s=2, m=5, L=4, c=7),
+    "snapkv": Rules("snapkv", B=44, r=12, s=4, m=6, L=5, c=10, w=16),
     "streaming": Rules("streaming", B=32, r=0, s=4, m=4, L=2, c=8),
 }
 

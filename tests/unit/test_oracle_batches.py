@@ -53,6 +53,8 @@ def test_rows_of_different_policies_and_budgets_step_together():
         RULES["default"],
         RULES["h2o"],
         replace(RULES["default"], B=52),
+        RULES["tova"],
+        RULES["snapkv"],
         RULES["streaming"],
         # The same pool as the first rows, other numbers.
         replace(RULES["default"], r=8, m=9, c=7),

@@ -9,6 +9,7 @@ from scissorhands.grant import PolicyRequest, grant
 from scissorhands.plan import plan
 from scissorhands.policies import POLICIES, get_policy, policy_names
 from scissorhands.policies.scissorhands import window_start
+from scissorhands.policies.snapkv import pooled
 from scissorhands.snapshot import LayerEvidence, Snapshot
 
 
@@ -95,6 +96,57 @@ def test_full_refuses_to_evict():
     with pytest.raises(InvalidRequestError, match="keeps every token"):
         plan(granted("full"), snapshot(layer, step=8))
     assert kept(plan(granted("full", slots=9), snapshot(layer, step=8))) == [list(range(8))]
+
+
+def test_tova_drops_what_the_newest_query_attends_to_least():
+    # Mass, the attention of all queries, would keep slots 0 and 1.
+    layer = evidence(
+        range(8), mass=[9, 8, 1, 1, 1, 1, 1, 1], last_attention=[0.01, 0.02, 0.3, 0.1, 0.2, 0.1, 0.07, 0.2]
+    )
+    assert kept(plan(granted("tova"), snapshot(layer, step=8))) == [[2, 3, 4, 5, 6, 7]]
+
+
+def test_tova_exempts_no_recent_slot_and_decides_for_every_head_alone():
+    last = [[0.1, 0.2, 0.1, 0.2, 0.2, 0.1, 0.06, 0.04], [0.1, 0.02, 0.3, 0.03, 0.2, 0.1, 0.15, 0.1]]
+    layer = evidence([range(8), range(8)], mass=np.ones((2, 8)), last_attention=last)
+    recent = get_policy("tova").parameters(64).recent
+    result = plan(granted("tova", recent=recent), snapshot(layer, step=8))
+    assert kept(result) == [[0, 1, 2, 3, 4, 5], [0, 2, 4, 5, 6, 7]]
+
+
+def test_snapkv_drops_by_the_mass_of_the_window_alone():
+    layer = evidence(range(8), mass=[9, 9, 9, 9, 9, 1, 1, 1], window_mass=[0.1, 0, 0, 0, 0.2, 0, 0, 0])
+    # Slot 0 is three away from slot 3, and slot 4 reaches slots 1 to 7: only slot 0 has no more than 0.1.
+    assert kept(plan(granted("snapkv", drop=1), snapshot(layer, step=8))) == [[1, 2, 3, 4, 5, 6, 7]]
+
+
+def test_snapkv_keeps_three_neighbors_on_either_side_and_no_more():
+    window = np.zeros(16)
+    window[[5, 12]] = 2, 1
+    layer = evidence(range(16), mass=np.ones(16), window_mass=window)
+    # Slots 2 to 8 share the 2, slots 9 to 15 the 1; 0 and 1 have nothing, and then the older of the 1 go.
+    scores = pooled(window[None])[0].tolist()
+    assert scores == [0] * 2 + [2] * 7 + [1] * 7
+    result = plan(granted("snapkv", slots=16, drop=4), snapshot(layer, step=16))
+    assert kept(result) == [[2, 3, 4, 5, 6, 7, 8, 11, 12, 13, 14, 15]]
+
+
+def test_snapkv_pools_over_slots_that_are_left_whatever_their_positions():
+    positions = [0, 10, 20, 30, 40, 50, 60, 70]
+    layer = evidence(positions, mass=np.ones(8), window_mass=[0, 0, 0, 0, 0, 0, 3, 0])
+    assert kept(plan(granted("snapkv", drop=3), snapshot(layer, step=71))) == [[3, 4, 5, 6, 7]]
+
+
+def test_snapkv_does_not_pool_across_heads():
+    layer = evidence([range(8), range(8)], mass=np.ones((2, 8)), window_mass=[[1, *[0] * 7], [*[0] * 7, 1]])
+    result = plan(granted("snapkv", drop=4), snapshot(layer, step=8))
+    assert kept(result) == [[0, 1, 2, 3], [4, 5, 6, 7]]
+
+
+def test_snapkv_keeps_its_window_of_recent_slots_as_far_as_the_budget_allows():
+    numbers = get_policy("snapkv").parameters(200)
+    assert numbers == EvictionParameters(recent=32, sinks=4, drop=16, lookahead=8, chunk=50, window=32)
+    assert get_policy("snapkv").parameters(40).recent == 20
 
 
 def test_paper_drops_the_largest_low_counts_as_they_are():
@@ -199,6 +251,8 @@ def test_sinks_and_recent_always_survive(name):
         "mass": generator.random((3, length)),
         "low_count": generator.integers(0, 100, (3, length)),
         "low_count_ring": generator.integers(0, 400, (3, length)),
+        "last_attention": generator.random((3, length)),
+        "window_mass": generator.random((3, length)),
     }
     layer = LayerEvidence(positions, signals)
     result = plan(rights, Snapshot(3, step, ahead, 1, (layer, layer)))
@@ -211,7 +265,7 @@ def test_sinks_and_recent_always_survive(name):
 
 def test_policy_names_are_what_get_policy_takes():
     names = policy_names()
-    assert names == ["scissorhands", "scissorhands:paper", "h2o", "streaming", "full"]
+    assert names == ["scissorhands", "scissorhands:paper", "h2o", "tova", "snapkv", "streaming", "full"]
     assert set(POLICIES) == {name.partition(":")[0] for name in names}
     for name in names:
         policy, _, preset = name.partition(":")

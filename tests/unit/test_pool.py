@@ -23,6 +23,8 @@ GRANTS = [
         (30, ("scissorhands", "paper")),
         (32, ("h2o",)),
         (32, ("streaming",)),
+        (32, ("tova",)),
+        (32, ("snapkv",)),
         (8, ("full",)),
     ]
 ]
@@ -60,6 +62,9 @@ def test_any_order_of_coming_and_going_keeps_contents_and_exact_bytes(events):
         # A position (4 bytes), the mass (4), and the policy's own.
         (PolicyRequest("h2o"), 8),
         (PolicyRequest("streaming"), 8),
+        (PolicyRequest("tova"), 12),
+        (PolicyRequest("snapkv"), 16),
+        (PolicyRequest("snapkv", "", {"window": 64}), 16),
         (PolicyRequest("full"), 8),
         (PolicyRequest("scissorhands"), 10),
         (PolicyRequest("scissorhands", "paper"), 408),

@@ -11,11 +11,14 @@ from scissorhands.grant import COMMON_EVIDENCE_BYTES, PolicyRequest, grant
 from scissorhands.policies import get_policy
 from scissorhands.signals import signals_for
 from scissorhands.signals.base import Observation, Signal
+from scissorhands.signals.last_attention import LastAttention
 from scissorhands.signals.low_count import LowCount
 from scissorhands.signals.low_count_ring import LowCountRing
 from scissorhands.signals.mass import Mass
+from scissorhands.signals.window_mass import WindowMass
 
 HEADS, SLOTS = 2, 40
+SIGNALS = [Mass(), LowCount(6), LowCountRing(6), LastAttention(), WindowMass(6)]
 CPU = torch.device("cpu")
 SHAPE = ModelShape(layers=1, kv_heads=HEADS, head_dim=2, element_bytes=4)
 
@@ -68,20 +71,24 @@ def in_parts(total: int, parts: list[int]):
 )
 def test_counts_of_one_row_in_any_parts(window, parts, total, seed):
     whole = attention([0], total, seed)
-    mass, buckets, ring = Mass(), LowCount(window), LowCountRing(window)
-    states = [signal.allocate(1, HEADS, SLOTS, CPU) for signal in (mass, buckets, ring)]
+    signals = (Mass(), LowCount(window), LowCountRing(window), LastAttention(), WindowMass(window))
+    states = [signal.allocate(1, HEADS, SLOTS, CPU) for signal in signals]
     for first, size in in_parts(total, parts):
-        for signal, state in zip((mass, buckets, ring), states, strict=True):
+        for signal, state in zip(signals, states, strict=True):
             observe(signal, state, whole[:, :, first : first + size], [first])
 
-    half = window // 2
-    newest_bucket = (total - 1) // half * half
-    torch.testing.assert_close(mass.value(states[0][0]), whole[0].sum(dim=1))
-    assert buckets.value(states[1][0]).tolist() == low(whole[0], newest_bucket - half, total).tolist()
-    assert ring.value(states[2][0]).tolist() == low(whole[0], total - window, total).tolist()
+    start = max(0, (total - 1) // (window // 2) * (window // 2) - window // 2)
+    mass, buckets, ring, last, window_mass = (
+        signal.value(state[0]) for signal, state in zip(signals, states, strict=True)
+    )
+    torch.testing.assert_close(mass, whole[0].sum(dim=1))
+    assert buckets.tolist() == low(whole[0], start, total).tolist()
+    assert ring.tolist() == low(whole[0], total - window, total).tolist()
+    assert last.tolist() == whole[0, :, total - 1].tolist()
+    torch.testing.assert_close(window_mass, whole[0, :, start:total].sum(dim=1))
 
 
-@pytest.mark.parametrize("signal", [Mass(), LowCount(6), LowCountRing(6)], ids=lambda signal: signal.name)
+@pytest.mark.parametrize("signal", SIGNALS, ids=lambda signal: signal.name)
 @pytest.mark.parametrize("starts", [[0, 0, 0], [0, 5, 11], [7, 1, 2]])
 @pytest.mark.parametrize("size", [1, 4])
 def test_rows_observed_together_are_as_if_observed_alone(signal, starts, size):
@@ -135,6 +142,8 @@ def test_the_longest_window_does_not_overflow():
         (PolicyRequest("scissorhands"), ["mass", "low_count"]),
         (PolicyRequest("scissorhands", "paper"), ["mass", "low_count_ring"]),
         (PolicyRequest("h2o"), ["mass"]),
+        (PolicyRequest("tova"), ["mass", "last_attention"]),
+        (PolicyRequest("snapkv"), ["mass", "window_mass"]),
         (PolicyRequest("streaming"), ["mass"]),
         (PolicyRequest("full"), ["mass"]),
     ],
@@ -150,7 +159,31 @@ def test_a_grant_names_its_signals_and_their_bytes(policy, names):
     assert taken + position == COMMON_EVIDENCE_BYTES + sum(own.values())
 
 
-@pytest.mark.parametrize(("preset", "window"), [("", 0), ("", 1), ("", 7), ("", 512), ("paper", 0)])
-def test_windows_that_the_counts_cannot_span_are_refused(preset, window):
+@pytest.mark.parametrize(
+    ("policy", "preset", "window"),
+    [
+        ("scissorhands", "", 0),
+        ("scissorhands", "", 1),
+        ("scissorhands", "", 7),
+        ("scissorhands", "", 512),
+        ("scissorhands", "paper", 0),
+        ("snapkv", "", 0),
+        ("snapkv", "", 1),
+        ("snapkv", "", 33),
+    ],
+)
+def test_windows_that_the_signals_cannot_span_are_refused(policy, preset, window):
     with pytest.raises(InvalidRequestError, match=r"policy\.parameters\.window"):
-        grant(BudgetRequest.tokens(64), PolicyRequest("scissorhands", preset, {"window": window}), SHAPE)
+        grant(BudgetRequest.tokens(64), PolicyRequest(policy, preset, {"window": window}), SHAPE)
+
+
+def test_the_window_mass_spans_the_window_that_was_granted():
+    granted = grant(BudgetRequest.tokens(64), PolicyRequest("snapkv", "", {"window": 10}), SHAPE)
+    signal = signals_for(granted)[1]
+    state = signal.allocate(1, 1, 1, CPU)
+    values = []
+    for step in range(20):
+        seen = Observation(torch.ones(1, 1, 1, 1), None, lengths=(1,), steps=(step,))
+        signal.observe(state, seen)
+        values.append(int(signal.value(state)))
+    assert values == [*range(1, 11), *range(6, 11), *range(6, 11)]
