@@ -50,8 +50,8 @@ class ResidentCache:
         """
         key = _pool_key(grant)
         pool = self._pools.get(key) or Pool(grant, self.shape, self.dtype, self.device)
-        self._pools[key] = pool
         row = Row(grant=grant, pool=pool, index=pool.add_row(), name=name, limit=limit)
+        self._pools[key] = pool
         self.rows.append(row)
         return row
 

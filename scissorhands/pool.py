@@ -1,6 +1,7 @@
 """Pools: the tensors that rows of one size class live in."""
 
 from collections.abc import Iterator
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -167,12 +168,20 @@ class LayerPool:
             torch.cat([tensor, tensor.new_zeros(1, *tensor.shape[1:])]) for tensor in self.tensors()
         ]
 
-    @torch.inference_mode(False)
-    def remove_last_row(self, into: int) -> None:
-        """Shrink by one row, exactly: the last row moves to the place of row ``into``."""
+    def move_last_row(self, into: int) -> None:
+        """Copy the last row to the place of row ``into``."""
         for tensor in self.tensors():
-            tensor[into] = tensor[-1].clone()
-        self.keys, self.values, self.positions, *self.states = [tensor[:-1].clone() for tensor in self.tensors()]
+            if into != len(tensor) - 1:
+                tensor[into] = tensor[-1]
+
+    def hide_last_row(self) -> None:
+        """Shrink by one row, without giving its memory back and without a need for memory."""
+        self.keys, self.values, self.positions, *self.states = [tensor[:-1] for tensor in self.tensors()]
+
+    @torch.inference_mode(False)
+    def release_hidden(self) -> None:
+        """Give the memory of hidden rows back: what is allocated is exactly the rows."""
+        self.keys, self.values, self.positions, *self.states = [tensor.clone() for tensor in self.tensors()]
 
 
 @dataclass(frozen=True)
@@ -212,17 +221,26 @@ class Pool:
         ]
 
     def add_row(self) -> int:
-        """Add an empty row and return its index."""
-        for layer in self.layers:
-            layer.add_row()
+        """Add an empty row and return its index. If memory runs out halfway, all layers stay as they were."""
+        with ExitStack() as undo:
+            for layer in self.layers:
+                layer.add_row()
+                undo.callback(layer.hide_last_row)
+            undo.pop_all()
         self.rows += 1
         return self.rows - 1
 
     def remove_row(self, row: int) -> None:
-        """Remove a row; the last row takes its index."""
+        """Remove a row; the last row takes its index. If memory runs out, the row is removed all the same."""
         for layer in self.layers:
-            layer.remove_last_row(into=row)
+            layer.move_last_row(into=row)
+        for layer in self.layers:
+            layer.hide_last_row()
         self.rows -= 1
+        # Torch's out-of-memory errors. What is not given back now is given back with the next row that goes.
+        with suppress(RuntimeError):
+            for layer in self.layers:
+                layer.release_hidden()
 
     def allocated_bytes(self) -> int:
         """Return the bytes of all tensors, measured on their storages."""

@@ -15,6 +15,7 @@ from support.manager_process import ManagerProcess
 from support.tiny_worker import collect, metrics, request, tiny_folder, tiny_worker
 from support.waiting import SECONDS, until
 
+from scissorhands.codec import CODECS
 from scissorhands.pool import LayerPool
 from scissorhands.v1 import budget_pb2, generation_pb2, generation_pb2_grpc
 from scissorhands_server.worker import service
@@ -129,11 +130,13 @@ async def test_a_client_that_leaves_while_its_session_is_opened_leaves_no_sessio
             assert worker_is_idle(worker)
 
 
-async def test_a_codec_that_the_worker_lacks_costs_the_segments_and_not_the_answer(tmp_path):
+async def test_a_codec_that_the_worker_lacks_costs_the_segments_and_not_the_answer(tmp_path, monkeypatch):
+    """As when the manager is newer."""
     message = request(prompt(1), slots=30, new=60)
     async with tiny_worker() as (_, stub):
         expected, _, _ = await collect(stub.Generate(message))
-    with ManagerProcess(tmp_path / "manager.log", options=("--codec", "later")) as manager:
+    monkeypatch.delitem(CODECS, "int4")
+    with ManagerProcess(tmp_path / "manager.log") as manager:
         async with tiny_worker(manager=manager.address) as (worker, stub):
             tokens, _, last = await collect(stub.Generate(message))
             dropped = metrics(worker)['scissorhands_worker_segments_total{result="dropped"}']
@@ -143,20 +146,20 @@ async def test_a_codec_that_the_worker_lacks_costs_the_segments_and_not_the_answ
 
 @pytest.mark.usefixtures("pace")
 async def test_a_row_that_cannot_be_freed_ends_all_streams_and_the_next_request_works(monkeypatch):
-    """Freeing copies what stays, and memory may be what is short: then no row's slots are certain any more."""
-    remove = LayerPool.remove_last_row
+    """Then no row's slots are certain any more."""
+    move = LayerPool.move_last_row
     removals = 0
 
-    def remove_last_row(pool: LayerPool, into: int) -> None:
+    def move_last_row(pool: LayerPool, into: int) -> None:
         nonlocal removals
         removals += 1
         if removals == 2:  # The first row's second layer.
-            raise torch.OutOfMemoryError("injected")
-        remove(pool, into)
+            raise RuntimeError("injected")
+        move(pool, into)
 
     async with tiny_worker(rows=2) as (worker, stub):
         expected, _, _ = await collect(stub.Generate(request(prompt(3), slots=30, new=30)))
-        monkeypatch.setattr(LayerPool, "remove_last_row", remove_last_row)
+        monkeypatch.setattr(LayerPool, "move_last_row", move_last_row)
         results = await asyncio.gather(
             *(collect(stub.Generate(request(prompt(seed), slots=30, new=20), timeout=SECONDS)) for seed in range(3)),
             return_exceptions=True,
@@ -166,6 +169,35 @@ async def test_a_row_that_cannot_be_freed_ends_all_streams_and_the_next_request_
         assert metrics(worker)['scissorhands_worker_requests_total{model_name="tiny",result="error"}'] == 3
         tokens, _, _ = await collect(stub.Generate(request(prompt(3), slots=30, new=30), timeout=SECONDS))
         assert tokens == expected
+
+
+@pytest.mark.usefixtures("pace")
+@pytest.mark.parametrize("method", ["add_row", "release_hidden"])
+async def test_memory_that_runs_out_halfway_costs_one_request_at_most(method, monkeypatch):
+    """In the second layer of the second row that comes, or goes; all rows share a pool."""
+    messages = [request(prompt(seed), slots=30, new=20 + 15 * seed) for seed in range(3)]
+    async with tiny_worker() as (_, stub):
+        expected = [(await collect(stub.Generate(message)))[0] for message in messages]
+    plain, calls = getattr(LayerPool, method), 0
+
+    def failing(pool: LayerPool) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 4:
+            raise torch.OutOfMemoryError("injected")
+        plain(pool)
+
+    monkeypatch.setattr(LayerPool, method, failing)
+    async with tiny_worker() as (worker, stub):
+        results = await asyncio.gather(
+            *(collect(stub.Generate(message, timeout=SECONDS)) for message in messages), return_exceptions=True
+        )
+        assert calls > 4
+        failed = [result for result in results if isinstance(result, grpc.aio.AioRpcError)]
+        assert [error.code() for error in failed] == ([grpc.StatusCode.INTERNAL] if method == "add_row" else [])
+        assert worker.cache.allocated_bytes() == 0
+    for result, tokens in zip(results, expected, strict=True):
+        assert result in failed or result[0] == tokens
 
 
 @pytest.mark.usefixtures("pace")
