@@ -9,6 +9,8 @@ from scissorhands.policies.full import Full
 
 # Evidence that every slot carries: its position (int32) and its attention mass (float32).
 COMMON_EVIDENCE_BYTES = 8
+# A chunk's scores take chunk x budget numbers for every query head, and while it is read nobody else's row is stepped.
+MAX_CHUNK = 1024
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,10 @@ def grant(budget: BudgetRequest, policy: PolicyRequest, shape: ModelShape, total
     if chosen.name == Full.name and total_tokens is not None and slots < total_tokens:
         raise InvalidRequestError(
             "budget", f"policy full keeps every token and needs {total_tokens} slots, got {slots}"
+        )
+    if parameters_for(slots).chunk > MAX_CHUNK:
+        raise InvalidRequestError(
+            "policy.parameters.chunk", f"must be at most {MAX_CHUNK}: a chunk is read in one piece"
         )
     chosen.check(parameters_for(slots))
     return Grant(
