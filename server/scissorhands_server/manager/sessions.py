@@ -69,17 +69,24 @@ class Sessions:
             return None
 
     def renew(self, specs: Iterable[cache_manager_pb2.SessionSpec]) -> list[str]:
-        """Extend leases; return the ids of the sessions that now have a fresh one. Closed ones have not.
+        """Extend leases; return the ids of the sessions that now have a fresh one. Closed and malformed ones have not.
 
         Raises:
-            InvalidRequestError: They are too many, or one of them is malformed.
+            InvalidRequestError: They are too many, or every one of them is malformed.
         """
         specs = list(specs)
         if len(specs) > MAX_RENEWALS:
             raise InvalidRequestError("sessions", f"must be at most {MAX_RENEWALS}, got {len(specs)}")
+        records, refusals = [], []
         for spec in specs:
-            check_granted(spec, self._settings)
-        records = [self.recall(spec) for spec in specs]
+            try:
+                check_granted(spec, self._settings)
+            except InvalidRequestError as error:  # It must not cost the worker's other sessions their leases.
+                refusals.append(error)
+            else:
+                records.append(self.recall(spec))
+        if refusals and not records:
+            raise refusals[0]
         return [record.session_id for record in records if record is not None and record.state is SessionState.OPEN]
 
     def close(self, record: SessionRecord, *, discard: bool) -> None:
