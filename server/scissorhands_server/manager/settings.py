@@ -1,6 +1,6 @@
 """The settings of the manager."""
 
-from typing import Self
+from typing import Literal, Self
 
 from pydantic import Field, model_validator
 from pydantic_settings import SettingsConfigDict
@@ -50,7 +50,9 @@ class ManagerSettings(ServerSettings):
     policy: str = Field(
         default="scissorhands", description="Policy of sessions that ask for none, as name or name:preset."
     )
-    codec: str = Field(default="int4", max_length=64, description="Codec of evicted slots; none: they are not stored.")
+    codec: Literal["int4", "none", ""] = Field(
+        default="int4", description="Codec of evicted slots, int4 or none (as they are); empty: they are not stored."
+    )
 
     max_layers: int = Field(default=512, ge=1, le=65535, description="Most layers of a model.")
     max_kv_heads: int = Field(default=512, ge=1, le=65535, description="Most KV heads of a layer.")

@@ -45,7 +45,10 @@ class WorkerSettings(ServerSettings):
     manager_deadline: float = Field(
         default=1.0, gt=0, le=60, description="Deadline of other calls to the manager, in seconds."
     )
-    codec: str = Field(default="int4", description="Codec of evicted slots while no manager grants one; none: dropped.")
+    codec: Literal["int4", "none", ""] = Field(
+        default="int4",
+        description="Codec of evicted slots while no manager grants one, int4 or none (as they are); empty: dropped.",
+    )
     staging_bytes: int = Field(
         default=64 << 20, ge=0, description="Bytes of encoded segments that may wait for the manager."
     )
