@@ -54,6 +54,10 @@ class Results:
         """Return the row of a cell that is done."""
         return next((row for row in self.rows if cell.answers(row)), None)
 
+    def forget_others(self, cell: Cell, grant: str) -> None:
+        """Drop a cell's row if it was measured under another grant: a policy's own numbers may have changed since."""
+        self.rows = [row for row in self.rows if not cell.answers(row) or row.get("grant") == grant]
+
     def resume(self, path: Path) -> list[str]:
         """Take over what a file holds, if it was measured under the same settings.
 

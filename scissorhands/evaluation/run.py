@@ -23,7 +23,7 @@ from scissorhands.evaluation.perplexity import Measured, measure
 from scissorhands.evaluation.results import Cell, Results, Row
 from scissorhands.evaluation.statistics import Losses
 from scissorhands.evaluation.texts import Text, Tokens, sequences_of
-from scissorhands.grant import PolicyRequest, grant
+from scissorhands.grant import PolicyRequest, grant, grant_text
 from scissorhands.probe import model_shape
 
 _HALF_BYTES = 2
@@ -70,6 +70,8 @@ def run(request: Request, console: Console) -> Results:
     results = Results(_settings(request, model), _environment(model))
     if request.out and (different := results.resume(request.out)):
         console.print(f"{request.out} is of other settings ({', '.join(different)}): measuring anew")
+    for cell, granted in grants.items():
+        results.forget_others(cell, grant_text(granted))
     missing = [cell for cell in request.cells if results.row_of(cell) is None]
     with _progress(console) as progress:
         if results.full is None:
@@ -101,6 +103,7 @@ def _row(cell: Cell, granted: Grant, measured: Measured, full: Losses, model: Pr
         "policy": cell.policy,
         "codec": cell.codec,
         "budget": cell.budget,
+        "grant": grant_text(granted),
         "slots": granted.layer_slots[0],
         "raised": granted.raised,
         "bytes": measured.bytes_per_sequence,

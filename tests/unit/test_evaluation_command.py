@@ -11,6 +11,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from scissorhands.evaluation import run as runner
 from scissorhands.evaluation.command import evaluate
+from scissorhands.policies.base import common_parameters
+from scissorhands.policies.h2o import H2O
 
 LENGTH = 96
 
@@ -120,6 +122,19 @@ def test_other_settings_are_measured_anew(folder, tmp_path, measured):
     assert "other settings (length)" in result.stderr
     assert [policy for policy, *_ in measured] == ["full", "h2o"]
     assert json.loads(out.read_text())["settings"]["length"] == 80
+
+
+def test_a_cell_of_a_policy_with_other_numbers_is_measured_again(folder, tmp_path, measured, monkeypatch):
+    out = tmp_path / "out.json"
+    arguments = ("--policy", "h2o", "--policy", "streaming", "--budget", 0.5, "--json", out)
+    invoke(folder, *arguments)
+    del measured[:]
+    monkeypatch.setattr(H2O, "parameters", lambda _, slots: common_parameters(slots, recent=slots // 4))
+    assert invoke(folder, *arguments).exit_code == 0
+    assert [policy for policy, *_ in measured] == ["h2o"]
+    rows = json.loads(out.read_text())["rows"]
+    assert sorted(row["policy"] for row in rows) == ["h2o", "streaming"]
+    assert "recent=12" in rows[1]["grant"]
 
 
 def test_a_budget_that_evicts_nothing(folder, tmp_path):
