@@ -7,13 +7,20 @@ from collections.abc import Callable
 
 import pytest
 from support.delay_proxy import DelayProxy
-from support.manager_process import ManagerProcess
+from support.processes import ManagerProcess
 from support.tiny_worker import metrics, request, tiny_worker
 
 from scissorhands.row import Eviction
 from scissorhands_server.worker.engine import Engine
 
-JOBS = [("scissorhands", 40), ("h2o", 48), ("streaming", 32), ("scissorhands:paper", 36)]
+JOBS = [
+    ("scissorhands", 40),
+    ("h2o", 48),
+    ("streaming", 32),
+    ("scissorhands:paper", 36),
+    ("tova", 40),
+    ("snapkv", 44),
+]
 NEW_TOKENS = 150
 # What an eviction was: session's place in the list of jobs, epoch, step, and the positions evicted, layer by layer.
 Evictions = dict[str, list[tuple[int, int, list[list[list[int]]]]]]
@@ -67,9 +74,9 @@ async def alone(recorded: Evictions) -> tuple[list[list[int]], Evictions]:
 
 
 @pytest.mark.parametrize("delay", [0.0, 0.02])
-async def test_manager_near_and_far(delay, recorded, tmp_path):
+async def test_manager_near_and_far(delay, recorded):
     expected = await alone(recorded)
-    with ManagerProcess(tmp_path / "manager.log") as manager:
+    with ManagerProcess() as manager:
         async with (
             DelayProxy(manager.port, delay) as proxy,
             tiny_worker(manager=f"127.0.0.1:{proxy.port}") as (_, stub),
@@ -81,16 +88,17 @@ async def test_manager_near_and_far(delay, recorded, tmp_path):
 
 
 @pytest.mark.parametrize("fault", ["kill", "stop"])
-async def test_manager_lost_in_the_middle_and_found_again(fault, recorded, tmp_path):
+async def test_manager_lost_in_the_middle_and_found_again(fault, recorded):
     expected = await alone(recorded)
-    with ManagerProcess(tmp_path / "manager.log") as manager:
-        async with tiny_worker(manager=manager.address) as (worker, stub):
+    with ManagerProcess() as manager:
+        # All jobs run at once, so that the fault meets each of them in the middle.
+        async with tiny_worker(manager=manager.address, rows=len(JOBS)) as (worker, stub):
 
             def disturb() -> None:
                 if fault == "kill":
                     manager.kill()
                 else:
-                    manager.signal(signal.SIGSTOP)
+                    manager.send(signal.SIGSTOP)
 
             tokens, caches = await answers(stub, disturb)
             assert (tokens, recorded) == expected
@@ -101,9 +109,9 @@ async def test_manager_lost_in_the_middle_and_found_again(fault, recorded, tmp_p
             assert all(cache.plans_manager == 0 for cache in caches)
             recorded.clear()
             if fault == "kill":
-                manager.start()
+                manager.restart()
             else:
-                manager.signal(signal.SIGCONT)
+                manager.send(signal.SIGCONT)
             await found_again(worker)
             tokens, caches = await answers(stub)
             assert (tokens, recorded) == expected
@@ -118,7 +126,7 @@ async def found_again(worker) -> None:
     pytest.fail("the worker did not find the manager again")
 
 
-async def test_decoding_takes_the_plans_of_a_manager_that_is_quick_enough(recorded, tmp_path, monkeypatch):
+async def test_decoding_takes_the_plans_of_a_manager_that_is_quick_enough(recorded, monkeypatch):
     """Slow the engine to the pace of a real model: then plans come in time, and change nothing either."""
     expected = await alone(recorded)
     decode = Engine._decode
@@ -130,7 +138,7 @@ async def test_decoding_takes_the_plans_of_a_manager_that_is_quick_enough(record
         engine._work.release()
 
     monkeypatch.setattr(Engine, "_decode", slowly)
-    with ManagerProcess(tmp_path / "manager.log") as manager:
+    with ManagerProcess() as manager:
         async with tiny_worker(manager=manager.address) as (worker, stub):
             tokens, caches = await answers(stub)
             found = metrics(worker)

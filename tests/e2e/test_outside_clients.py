@@ -9,15 +9,15 @@ from contextlib import asynccontextmanager
 
 import pytest
 import yaml
-from support.manager_process import ManagerProcess, free_port
+from support.processes import ManagerProcess, free_port
 from support.tiny_worker import tiny_worker
 
 WAIT_SECONDS = 30
 
 
 @pytest.fixture
-def manager(tmp_path):
-    with ManagerProcess(tmp_path / "manager.log") as running:
+def manager():
+    with ManagerProcess() as running:
         yield running
 
 

@@ -11,7 +11,7 @@ import grpc
 import pytest
 import torch
 from support.delay_proxy import DelayProxy
-from support.manager_process import ManagerProcess
+from support.processes import ManagerProcess
 from support.tiny_worker import collect, metrics, request, tiny_folder, tiny_worker
 from support.waiting import SECONDS, until
 
@@ -84,30 +84,30 @@ async def begin(stub, message, tokens: int = 1, **options):
 
 
 @pytest.mark.usefixtures("pace")
-async def test_sessions_cancelled_while_the_manager_is_stopped_are_closed_when_it_goes_on(tmp_path):
-    with ManagerProcess(tmp_path / "manager.log") as manager:
+async def test_sessions_cancelled_while_the_manager_is_stopped_are_closed_when_it_goes_on():
+    with ManagerProcess() as manager:
         async with tiny_worker(manager=manager.address) as (worker, stub):
             calls = [await begin(stub, request(prompt(seed), slots=30, new=400), 20) for seed in range(3)]
             assert open_sessions(manager) == 3
-            manager.signal(signal.SIGSTOP)
+            manager.send(signal.SIGSTOP)
             await until(lambda: metrics(worker)["scissorhands_worker_manager_up"] == 0, "the loss of the manager")
             for call, _ in calls:
                 call.cancel()
             await until(lambda: worker_is_idle(worker), "the worker's gauges to be zero")
-            manager.signal(signal.SIGCONT)
+            manager.send(signal.SIGCONT)
             await until(lambda: manager_is_idle(manager), "the manager's gauges to be zero")
 
 
 @pytest.mark.usefixtures("pace")
-async def test_segments_that_outlive_their_session_do_not_leave_it_open(tmp_path):
-    with ManagerProcess(tmp_path / "manager.log") as manager:
+async def test_segments_that_outlive_their_session_do_not_leave_it_open():
+    with ManagerProcess() as manager:
         async with tiny_worker(manager=manager.address) as (worker, stub):
             _, events = await begin(stub, request(prompt(1), slots=30, new=120), 20)
             manager.kill()
             await until(lambda: metrics(worker)["scissorhands_worker_manager_up"] == 0, "the loss of the manager")
             finish = [event async for event in events][-1].finish
             assert metrics(worker)[WAITING] > 0
-            manager.start()
+            manager.restart()
             await until(lambda: metrics(worker)[WAITING] == 0, "the segments to leave")
             await until(lambda: open_sessions(manager) == 0, "the session's end")
             found = metrics(worker)
@@ -115,8 +115,8 @@ async def test_segments_that_outlive_their_session_do_not_leave_it_open(tmp_path
     assert found['scissorhands_worker_segment_bytes_total{result="offloaded"}'] == finish.cache.segment_bytes
 
 
-async def test_a_client_that_leaves_while_its_session_is_opened_leaves_no_session(tmp_path):
-    with ManagerProcess(tmp_path / "manager.log") as manager:
+async def test_a_client_that_leaves_while_its_session_is_opened_leaves_no_session():
+    with ManagerProcess() as manager:
         async with (
             DelayProxy(manager.port, 0.15) as proxy,
             tiny_worker(manager=f"127.0.0.1:{proxy.port}") as (worker, stub),
@@ -130,13 +130,13 @@ async def test_a_client_that_leaves_while_its_session_is_opened_leaves_no_sessio
             assert worker_is_idle(worker)
 
 
-async def test_a_codec_that_the_worker_lacks_costs_the_segments_and_not_the_answer(tmp_path, monkeypatch):
+async def test_a_codec_that_the_worker_lacks_costs_the_segments_and_not_the_answer(monkeypatch):
     """As when the manager is newer."""
     message = request(prompt(1), slots=30, new=60)
     async with tiny_worker() as (_, stub):
         expected, _, _ = await collect(stub.Generate(message))
     monkeypatch.delitem(CODECS, "int4")
-    with ManagerProcess(tmp_path / "manager.log") as manager:
+    with ManagerProcess() as manager:
         async with tiny_worker(manager=manager.address) as (worker, stub):
             tokens, _, last = await collect(stub.Generate(message))
             dropped = metrics(worker)['scissorhands_worker_segments_total{result="dropped"}']
@@ -201,8 +201,8 @@ async def test_memory_that_runs_out_halfway_costs_one_request_at_most(method, mo
 
 
 @pytest.mark.usefixtures("pace")
-async def test_a_short_lease_is_renewed_in_time(tmp_path):
-    with ManagerProcess(tmp_path / "manager.log", options=("--lease", "2")) as manager:
+async def test_a_short_lease_is_renewed_in_time():
+    with ManagerProcess(lease=2) as manager:
         async with tiny_worker(manager=manager.address) as (_, stub):
             _, events = await begin(
                 stub, request(prompt(1), policy="full", new=150)
@@ -226,8 +226,8 @@ async def test_a_long_queue_can_be_filled_and_the_worker_still_answers():
 
 
 @pytest.mark.usefixtures("pace")
-async def test_a_deadline_in_the_middle_frees_the_row_and_closes_the_session(tmp_path):
-    with ManagerProcess(tmp_path / "manager.log") as manager:
+async def test_a_deadline_in_the_middle_frees_the_row_and_closes_the_session():
+    with ManagerProcess() as manager:
         async with tiny_worker(manager=manager.address) as (worker, stub):
             _, events = await begin(stub, request(prompt(1), slots=30, new=400), 20, timeout=2)
             with pytest.raises(grpc.aio.AioRpcError) as caught:
@@ -240,8 +240,8 @@ async def test_a_deadline_in_the_middle_frees_the_row_and_closes_the_session(tmp
     assert 20 <= found["scissorhands_worker_generated_tokens_total"] < 400
 
 
-async def test_fifty_cancelled_streams_leave_every_gauge_at_zero(tmp_path):
-    with ManagerProcess(tmp_path / "manager.log") as manager:
+async def test_fifty_cancelled_streams_leave_every_gauge_at_zero():
+    with ManagerProcess() as manager:
         async with tiny_worker(manager=manager.address, rows=4, queue=64) as (worker, stub):
             calls = [stub.Generate(request(prompt(seed), slots=30, new=400)) for seed in range(50)]
             for place, call in enumerate(calls):
@@ -257,11 +257,11 @@ async def test_fifty_cancelled_streams_leave_every_gauge_at_zero(tmp_path):
     assert found['scissorhands_worker_requests_total{model_name="tiny",result="cancelled"}'] == 50
 
 
-async def test_a_store_that_is_down_costs_the_segments_and_not_a_token(tmp_path, redis_server):
+async def test_a_store_that_is_down_costs_the_segments_and_not_a_token(redis_server):
     message = request(prompt(1), slots=30, new=100)
     async with tiny_worker() as (_, stub):
         expected, _, _ = await collect(stub.Generate(message))
-    with ManagerProcess(tmp_path / "manager.log", redis_server.url) as manager:
+    with ManagerProcess(store_url=redis_server.url) as manager:
         async with tiny_worker(manager=manager.address) as (worker, stub):
             redis_server.kill()
             tokens, _, last = await collect(stub.Generate(message))
@@ -299,10 +299,10 @@ async def test_sigterm_gives_running_streams_the_grace_and_exits(grace, new, all
     assert all_done == (outcomes == {"done"})
 
 
-async def test_times_count_from_the_arrival_of_the_request(tmp_path):
+async def test_times_count_from_the_arrival_of_the_request():
     """Opening the session is part of what a client waits for."""
     delay = 0.1
-    with ManagerProcess(tmp_path / "manager.log") as manager:
+    with ManagerProcess() as manager:
         async with (
             DelayProxy(manager.port, delay) as proxy,
             tiny_worker(manager=f"127.0.0.1:{proxy.port}") as (worker, stub),
@@ -316,12 +316,12 @@ async def test_times_count_from_the_arrival_of_the_request(tmp_path):
     assert found["scissorhands_worker_time_to_first_token_seconds_sum"] > 2 * delay
 
 
-async def test_decoding_does_not_wait_for_the_plans_of_another_prompt(tmp_path):
+async def test_decoding_does_not_wait_for_the_plans_of_another_prompt():
     """Without a manager, one token is decoded for each chunk of the prompt; waiting for plans must only add to them."""
     message = request(prompt(2, 200), slots=60, policy="h2o", new=5)
     async with tiny_worker() as (_, stub):
         expected, _, _ = await collect(stub.Generate(message))
-    with ManagerProcess(tmp_path / "manager.log") as manager:
+    with ManagerProcess() as manager:
         async with (
             DelayProxy(manager.port, 0.05) as proxy,
             tiny_worker(manager=f"127.0.0.1:{proxy.port}", plan_deadline=10) as (worker, stub),
@@ -339,8 +339,8 @@ async def test_decoding_does_not_wait_for_the_plans_of_another_prompt(tmp_path):
     assert decoded[-1] - decoded[0] > 3 * chunks
 
 
-async def test_a_manager_whose_plans_are_late_still_grants(tmp_path):
-    with ManagerProcess(tmp_path / "manager.log") as manager:
+async def test_a_manager_whose_plans_are_late_still_grants():
+    with ManagerProcess() as manager:
         async with (
             DelayProxy(manager.port, 0.05) as proxy,
             tiny_worker(manager=f"127.0.0.1:{proxy.port}", plan_deadline=0.02) as (worker, stub),

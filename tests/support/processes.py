@@ -85,8 +85,22 @@ class ManagerProcess:
     """``scissorhands manager`` as whoever runs it starts it, on free ports unless told otherwise."""
 
     def __init__(self, **options):
-        options = {"port": 0, "metrics_port": 0, **options}
-        words = [word for name, value in options.items() for word in (f"--{name.replace('_', '-')}", str(value))]
+        self._options = {"port": 0, "metrics_port": 0, **options}
+        self._start()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exception):
+        self.stop()
+
+    def restart(self):
+        """Start it again, after it was killed, on the ports that it had."""
+        self._options.update(port=self.port, metrics_port=self.metrics_port)
+        self._start()
+
+    def _start(self):
+        words = [word for name, value in self._options.items() for word in (f"--{name.replace('_', '-')}", str(value))]
         environment = {name: value for name, value in os.environ.items() if not name.startswith("SCISSORHANDS_")}
         self._process = subprocess.Popen(
             [sys.executable, "-m", "scissorhands", "manager", *words],
@@ -107,6 +121,10 @@ class ManagerProcess:
     @property
     def port(self):
         return int(self.address.rpartition(":")[2])
+
+    @property
+    def metrics_port(self):
+        return int(self.metrics_url.removesuffix("/metrics").rpartition(":")[2])
 
     @property
     def pid(self):
