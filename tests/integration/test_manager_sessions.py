@@ -286,6 +286,9 @@ async def test_bad_renewals_are_refused(manager, connect):
             ([session] * 1025, "sessions"),
         ):
             assert await refused(stub.RenewSessions(pb.RenewSessionsRequest(sessions=sessions), timeout=10)) == field
+        # One that is malformed costs the others nothing.
+        mixed = pb.RenewSessionsRequest(sessions=[unknown, session])
+        assert (await stub.RenewSessions(mixed, timeout=10)).session_ids == ["renewal"]
 
 
 async def test_health_is_serving_without_a_store(manager):

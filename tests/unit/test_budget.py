@@ -193,3 +193,12 @@ def test_policies_that_cannot_be_name_the_field(policy, field):
 def test_full_bytes():
     assert SHAPE.full_bytes(10) == 10 * 3 * 2 * 2 * 8 * 4
     assert SHAPE.full_bytes(10, element_bytes=2) == 10 * 3 * 2 * 2 * 8 * 2
+
+
+def test_a_chunk_has_a_bound_whatever_is_asked():
+    policy = PolicyRequest("h2o", parameters={"chunk": 1025})
+    with pytest.raises(InvalidRequestError) as caught:
+        grant(BudgetRequest.tokens(5000), policy, SHAPE, 10_000)
+    assert caught.value.field == "policy.parameters.chunk"
+    assert "1024" in caught.value.description
+    assert grant(BudgetRequest.tokens(5000), PolicyRequest("h2o", parameters={"chunk": 1024}), SHAPE, 10_000)
