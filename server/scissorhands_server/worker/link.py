@@ -36,6 +36,8 @@ _REASONS = {
 _UNANSWERED = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
 
 _OPTIONS = [
+    # The manager is a neighbor; a proxy for the way out of the network does not know it.
+    ("grpc.enable_http_proxy", 0),
     ("grpc.keepalive_time_ms", 20_000),
     ("grpc.keepalive_timeout_ms", 5_000),
     # A manager that comes back is found within a second, however long it was away.
