@@ -13,14 +13,7 @@ from support.tiny_worker import metrics, request, tiny_worker
 from scissorhands.row import Eviction
 from scissorhands_server.worker.engine import Engine
 
-JOBS = [
-    ("scissorhands", 40),
-    ("h2o", 48),
-    ("streaming", 32),
-    ("scissorhands:paper", 36),
-    ("tova", 40),
-    ("snapkv", 44),
-]
+JOBS = [("scissorhands", 40), ("h2o", 48), ("streaming", 32), ("scissorhands:paper", 36)]
 NEW_TOKENS = 150
 # What an eviction was: session's place in the list of jobs, epoch, step, and the positions evicted, layer by layer.
 Evictions = dict[str, list[tuple[int, int, list[list[list[int]]]]]]
@@ -91,8 +84,7 @@ async def test_manager_near_and_far(delay, recorded):
 async def test_manager_lost_in_the_middle_and_found_again(fault, recorded):
     expected = await alone(recorded)
     with ManagerProcess() as manager:
-        # All jobs run at once, so that the fault meets each of them in the middle.
-        async with tiny_worker(manager=manager.address, rows=len(JOBS)) as (worker, stub):
+        async with tiny_worker(manager=manager.address) as (worker, stub):
 
             def disturb() -> None:
                 if fault == "kill":
