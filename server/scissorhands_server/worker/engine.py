@@ -17,11 +17,11 @@ import torch
 from scissorhands.cache import ResidentCache
 from scissorhands.errors import CapacityError, EngineError, ScissorhandsError, UnavailableError
 from scissorhands.row import Eviction, Phase, PlanSource, Row
+from scissorhands.step import ModelStep
 from scissorhands_server.worker.loading import LoadedModel
 from scissorhands_server.worker.metrics import WorkerMetrics
 from scissorhands_server.worker.offload import Offloader
 from scissorhands_server.worker.planner import RemotePlanner
-from scissorhands_server.worker.step import ModelStep
 from scissorhands_server.worker.task import Failed, Finished, Progress, Task, Token
 
 LOGGER = logging.getLogger(__name__)

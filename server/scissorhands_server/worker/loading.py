@@ -19,6 +19,7 @@ from transformers import (
 )
 from transformers.utils import logging as transformers_logging
 
+from scissorhands.eos import eos_ids
 from scissorhands.errors import ConfigurationError
 from scissorhands.v1 import model_pb2
 from scissorhands_server.worker.fingerprint import model_fingerprint, tokenizer_fingerprint
@@ -94,15 +95,6 @@ def load(
         progress(f"moving the weights to {place}")
     loaded.to(place)  # type: ignore[arg-type]
     return LoadedModel(loaded, tokenizer, _generation_config(loaded), eos_ids(loaded, tokenizer), info)
-
-
-def eos_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
-    """Return every id that ends an answer: the generation configuration's, else the model's, else the tokenizer's."""
-    for source in (model.generation_config, model.config.get_text_config(decoder=True), tokenizer):
-        found = getattr(source, "eos_token_id", None)
-        if found is not None:
-            return frozenset(found if isinstance(found, (list, tuple)) else [found])
-    return frozenset()
 
 
 def _generation_config(model: PreTrainedModel) -> GenerationConfig:

@@ -5,13 +5,11 @@ from dataclasses import dataclass
 
 from transformers import PreTrainedTokenizerBase
 
+from scissorhands.detokenizer import Detokenizer
 from scissorhands.errors import InvalidRequestError
 
 MAX_STOPS = 16
 MAX_STOP_CHARACTERS = 256
-
-# What decoders write for bytes that are no character, or not yet.
-_REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
 
 def check_stops(stops: Sequence[str]) -> tuple[str, ...]:
@@ -55,7 +53,7 @@ class TextStream:
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, stops: Sequence[str] = ()) -> None:
-        self._detokenizer = _Detokenizer(tokenizer)
+        self._detokenizer = Detokenizer(tokenizer)
         self._stops = _StopFinder(stops)
 
     def push(self, token_id: int) -> TextDelta:
@@ -66,45 +64,6 @@ class TextStream:
         """Return what was held back, when the answer ends without a stop string."""
         last = self._stops.push(self._detokenizer.finish())
         return last.text if last.stop is not None else last.text + self._stops.finish()
-
-
-class _Detokenizer:
-    """Decodes a growing list of tokens without decoding it anew each time.
-
-    A window of tokens is decoded with and without its newer part, and the difference is the new text: so spaces
-    between words survive tokenizers that strip the first one. The window moves on only at whole characters.
-
-    ``tokenizers.decoders.DecodeStream`` does the same for fast tokenizers, but with byte-fallback vocabularies it
-    raises an untyped error on bytes that are no UTF-8, which a model may well produce.
-    """
-
-    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
-        self._tokenizer = tokenizer
-        self._old: list[int] = []  # Told already; the context of what follows.
-        self._old_text = ""
-        self._new: list[int] = []  # Not told yet.
-
-    def push(self, token_id: int) -> str:
-        self._new.append(token_id)
-        text = self._decode(self._old + self._new)
-        if len(text) <= len(self._old_text) or text.endswith(_REPLACEMENT):
-            return ""
-        told = text[len(self._old_text) :]
-        self._old, self._new = self._new, []
-        self._old_text = self._decode(self._old)
-        return told
-
-    def finish(self) -> str:
-        text = self._decode(self._old + self._new)
-        told = text[len(self._old_text) :]
-        self._old, self._old_text, self._new = [], "", []
-        return told
-
-    def _decode(self, ids: list[int]) -> str:
-        # Cleaning up spaces looks at what follows, which is not known yet.
-        text = self._tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
-        assert isinstance(text, str)  # It is a list only for a list of lists.
-        return text
 
 
 class _StopFinder:
