@@ -12,6 +12,7 @@ from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from scissorhands.v1 import budget_pb2 as _budget_pb2
 from scissorhands.v1 import model_pb2 as _model_pb2
+from scissorhands.v1 import quality_pb2 as _quality_pb2
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -197,19 +198,25 @@ class CloseSessionRequest(_message.Message):
 
     SESSION_ID_FIELD_NUMBER: _builtins.int
     DISCARD_SEGMENTS_FIELD_NUMBER: _builtins.int
+    QUALITY_FIELD_NUMBER: _builtins.int
     session_id: _builtins.str
     """Id of the session."""
     discard_segments: _builtins.bool
     """Delete its segments now instead of when their time is over."""
+    @_builtins.property
+    def quality(self) -> _quality_pb2.Quality:
+        """What eviction cost it, as its worker saw it; absent when its worker cannot tell."""
+
     def __init__(
         self,
         *,
         session_id: _builtins.str = ...,
         discard_segments: _builtins.bool = ...,
+        quality: _quality_pb2.Quality | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["quality", b"quality"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["discard_segments", b"discard_segments", "session_id", b"session_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["discard_segments", b"discard_segments", "quality", b"quality", "session_id", b"session_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -782,6 +789,7 @@ class Session(_message.Message):
     SEGMENTS_FIELD_NUMBER: _builtins.int
     SEGMENT_COUNT_FIELD_NUMBER: _builtins.int
     SEGMENT_BYTES_FIELD_NUMBER: _builtins.int
+    QUALITY_FIELD_NUMBER: _builtins.int
     state: Global___SessionState.ValueType
     """Where it is in its life."""
     evictions: _builtins.int
@@ -818,6 +826,10 @@ class Session(_message.Message):
     def segments(self) -> _containers.RepeatedCompositeFieldContainer[Global___SegmentInfo]:
         """Segments in the store, oldest first; only GetSession fills it."""
 
+    @_builtins.property
+    def quality(self) -> _quality_pb2.Quality:
+        """What eviction cost, as the worker reported it when the session ended."""
+
     def __init__(
         self,
         *,
@@ -834,10 +846,11 @@ class Session(_message.Message):
         segments: _abc.Iterable[Global___SegmentInfo] | None = ...,
         segment_count: _builtins.int = ...,
         segment_bytes: _builtins.int = ...,
+        quality: _quality_pb2.Quality | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["lease_end_time", b"lease_end_time", "open_time", b"open_time", "spec", b"spec"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["lease_end_time", b"lease_end_time", "open_time", b"open_time", "quality", b"quality", "spec", b"spec"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["evicted_slots", b"evicted_slots", "evictions", b"evictions", "lease_end_time", b"lease_end_time", "mass_dropped", b"mass_dropped", "open_time", b"open_time", "persistence", b"persistence", "resident_slots", b"resident_slots", "segment_bytes", b"segment_bytes", "segment_count", b"segment_count", "segments", b"segments", "spec", b"spec", "state", b"state", "step", b"step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["evicted_slots", b"evicted_slots", "evictions", b"evictions", "lease_end_time", b"lease_end_time", "mass_dropped", b"mass_dropped", "open_time", b"open_time", "persistence", b"persistence", "quality", b"quality", "resident_slots", b"resident_slots", "segment_bytes", b"segment_bytes", "segment_count", b"segment_count", "segments", b"segments", "spec", b"spec", "state", b"state", "step", b"step"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -11,6 +11,7 @@ from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from scissorhands.v1 import budget_pb2 as _budget_pb2
 from scissorhands.v1 import model_pb2 as _model_pb2
+from scissorhands.v1 import quality_pb2 as _quality_pb2
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -189,6 +190,7 @@ class GenerateRequest(_message.Message):
     IGNORE_EOS_FIELD_NUMBER: _builtins.int
     BUDGET_FIELD_NUMBER: _builtins.int
     POLICY_FIELD_NUMBER: _builtins.int
+    SHADOW_FIELD_NUMBER: _builtins.int
     text: _builtins.str
     """Plain text, tokenized as it is."""
     model: _builtins.str
@@ -197,6 +199,10 @@ class GenerateRequest(_message.Message):
     """Most tokens to generate; 0 means the worker's default."""
     ignore_eos: _builtins.bool
     """Continue past the model's end-of-sequence tokens."""
+    shadow: _builtins.bool
+    """Compare the answer with what a full cache would have said (Quality.divergence). It takes the memory of a full cache
+    and delays the last event. Absent leaves it to the worker, which compares a share of all requests.
+    """
     @_builtins.property
     def chat(self) -> Global___ChatPrompt:
         """A conversation."""
@@ -234,13 +240,19 @@ class GenerateRequest(_message.Message):
         ignore_eos: _builtins.bool = ...,
         budget: _budget_pb2.Budget | None = ...,
         policy: _budget_pb2.Policy | None = ...,
+        shadow: _builtins.bool | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["budget", b"budget", "chat", b"chat", "policy", b"policy", "prompt", b"prompt", "sampling", b"sampling", "text", b"text", "tokens", b"tokens"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_shadow", b"_shadow", "budget", b"budget", "chat", b"chat", "policy", b"policy", "prompt", b"prompt", "sampling", b"sampling", "shadow", b"shadow", "text", b"text", "tokens", b"tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["budget", b"budget", "chat", b"chat", "ignore_eos", b"ignore_eos", "max_new_tokens", b"max_new_tokens", "model", b"model", "policy", b"policy", "prompt", b"prompt", "sampling", b"sampling", "stop", b"stop", "text", b"text", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_shadow", b"_shadow", "budget", b"budget", "chat", b"chat", "ignore_eos", b"ignore_eos", "max_new_tokens", b"max_new_tokens", "model", b"model", "policy", b"policy", "prompt", b"prompt", "sampling", b"sampling", "shadow", b"shadow", "stop", b"stop", "text", b"text", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__shadow: _TypeAlias = _typing.Literal["shadow"]  # noqa: Y015
+    _WhichOneofArgType__shadow: _TypeAlias = _typing.Literal["_shadow", b"_shadow"]  # noqa: Y015
     _WhichOneofReturnType_prompt: _TypeAlias = _typing.Literal["text", "chat", "tokens"]  # noqa: Y015
     _WhichOneofArgType_prompt: _TypeAlias = _typing.Literal["prompt", b"prompt"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__shadow) -> _WhichOneofReturnType__shadow | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType_prompt) -> _WhichOneofReturnType_prompt | None: ...
 
 Global___GenerateRequest: _TypeAlias = GenerateRequest  # noqa: Y015
@@ -399,6 +411,7 @@ class Finish(_message.Message):
     STOP_FIELD_NUMBER: _builtins.int
     USAGE_FIELD_NUMBER: _builtins.int
     CACHE_FIELD_NUMBER: _builtins.int
+    QUALITY_FIELD_NUMBER: _builtins.int
     reason: Global___FinishReason.ValueType
     """Why generation ended."""
     stop: _builtins.str
@@ -411,6 +424,10 @@ class Finish(_message.Message):
     def cache(self) -> Global___CacheStatistics:
         """What the cache did."""
 
+    @_builtins.property
+    def quality(self) -> _quality_pb2.Quality:
+        """What eviction cost."""
+
     def __init__(
         self,
         *,
@@ -418,10 +435,11 @@ class Finish(_message.Message):
         stop: _builtins.str = ...,
         usage: Global___Usage | None = ...,
         cache: Global___CacheStatistics | None = ...,
+        quality: _quality_pb2.Quality | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["cache", b"cache", "usage", b"usage"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cache", b"cache", "quality", b"quality", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache", b"cache", "reason", b"reason", "stop", b"stop", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache", b"cache", "quality", b"quality", "reason", b"reason", "stop", b"stop", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
