@@ -5,7 +5,6 @@ nothing depends on how many tokens come at once, so they are fed in blocks that 
 due. There is no prompt: the first token is decoded like every other.
 """
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -18,6 +17,7 @@ from scissorhands.cache import ResidentCache
 from scissorhands.errors import EngineError
 from scissorhands.evaluation.statistics import Losses
 from scissorhands.evaluation.texts import Tokens
+from scissorhands.pool import Pool
 from scissorhands.probe import model_shape
 from scissorhands.row import Row
 from scissorhands.view import StepView
@@ -25,6 +25,8 @@ from scissorhands.view import StepView
 # Bounds on the memory of one forward pass. Neither changes a result.
 MOST_ROWS = 8
 MOST_TOKENS = 64
+
+_HALF_BYTES = 2
 
 
 @dataclass(frozen=True)
@@ -36,13 +38,13 @@ class Measured:
         first_eviction: Tokens that had been seen at the first eviction; losses from this column on are affected by
             it. None if nothing was evicted.
         bytes_per_sequence: What a row allocates, keys, values, positions and evidence.
-        seconds: Time taken.
+        bytes_in_halves: What it would allocate with keys and values in 16 bits, and all else as it is.
     """
 
     losses: Losses
     first_eviction: int | None
     bytes_per_sequence: int
-    seconds: float
+    bytes_in_halves: int
 
 
 def measure(
@@ -59,15 +61,15 @@ def measure(
     Raises:
         EngineError: The model's losses are not finite.
     """
-    began = time.monotonic()
     tokens = torch.from_numpy(sequences).to(model.device)
-    losses, first_eviction, bytes_per_sequence = [], None, 0
+    losses, first_eviction, allocated, in_halves = [], None, 0, 0
     for start in range(0, len(tokens), MOST_ROWS):
         batch = tokens[start : start + MOST_ROWS]
         cache = ResidentCache(model_shape(model), model.dtype, model.device)
         # The last token is only predicted, never fed.
         rows = [cache.add_row(grant, limit=tokens.shape[1] - 1) for _ in batch]
-        bytes_per_sequence = cache.allocated_bytes() // len(rows)
+        allocated = cache.allocated_bytes() // len(rows)
+        in_halves = allocated - _beyond_halves(rows[0].pool) // len(rows)
         parts, done = [], 0
         for logits in feed(model, cache, rows, batch[:, :-1]):
             if rows[0].epoch and first_eviction is None:
@@ -79,7 +81,7 @@ def measure(
     measured = torch.cat(losses).cpu().numpy()
     if not np.isfinite(measured).all():
         raise EngineError(f"losses under policy {grant.policy} are not finite; try --dtype float32")
-    return Measured(measured, first_eviction, bytes_per_sequence, time.monotonic() - began)
+    return Measured(measured, first_eviction, allocated, in_halves)
 
 
 def feed(
@@ -110,6 +112,12 @@ def _until_due(row: Row) -> int:
     """Return how many tokens fit before a snapshot or an eviction is due."""
     ahead = row.slack - row.grant.parameters.lookahead
     return ahead if ahead > 0 else row.slack
+
+
+def _beyond_halves(pool: Pool) -> int:
+    """Return the bytes by which a pool's keys and values exceed 16-bit numbers."""
+    stored = [tensor for layer in pool.layers for tensor in (layer.keys, layer.values)]
+    return sum(max(0, tensor.element_size() - _HALF_BYTES) * tensor.numel() for tensor in stored)
 
 
 @torch.inference_mode()

@@ -4,18 +4,16 @@ from rich import box
 from rich.table import Table
 
 from scissorhands.evaluation.results import Results, Row
-from scissorhands.evaluation.statistics import perplexity
 
 
 def table(results: Results, rows: list[Row]) -> Table:
     """Return the full cache and ``rows`` as a table."""
-    assert results.full is not None
     made = Table(box=box.SIMPLE)
     made.add_column("Policy")
     made.add_column("Codec")
     for heading in ("Budget", "Slots", "Compression", "Perplexity", "Increase", "95% interval", "After eviction"):
         made.add_column(heading, justify="right")
-    made.add_row("full", "none", "1", str(results.settings["length"]), "", f"{perplexity(results.full):.3f}")
+    made.add_row("full", "none", "1", str(results.settings["length"]), "", f"{results.full['perplexity']:.3f}")
     for row in rows:
         interval, after = row["ci95"], row["increase_percent_after_eviction"]
         made.add_row(

@@ -4,13 +4,14 @@ import json
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
 from support.tiny_tokenizers import byte_level
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from scissorhands.evaluation import run as runner
-from scissorhands.evaluation.command import evaluate
+from scissorhands.evaluation import perplexity_run as runner
+from scissorhands.evaluation.commands import evaluate
 from scissorhands.policies.base import common_parameters
 from scissorhands.policies.h2o import H2O
 
@@ -64,10 +65,18 @@ def test_what_it_writes(folder, tmp_path):
         assert low <= row["increase_percent"] <= high
         assert row["increase_percent"] == pytest.approx(100 * (row["perplexity"] / held["full"]["perplexity"] - 1))
         assert row["increase_percent_after_eviction"] != row["increase_percent"]
+        sums, after = (np.array(row[name]) for name in ("loss_sums", "loss_sums_after_eviction"))
+        assert len(sums) == len(after) == 3
+        assert np.exp(sums.sum() / 3 / row["loss_count"]) == pytest.approx(row["perplexity"])
+        assert row["loss_count"] - row["loss_count_after_eviction"] == row["first_eviction"]
+        assert np.all(after < sums)
         assert row["first_eviction"] == row["slots"] == LENGTH // 2
     # Two heads in two layers; a float32 key and value of 8 and, for each slot, a position and its mass.
-    assert held["rows"][0]["bytes"] == 48 * 2 * 2 * (2 * 8 * 4 + 8)
-    assert held["rows"][0]["compression"] == pytest.approx(96 * 2 * 8 * 2 / (48 * (2 * 8 * 4 + 8)))
+    assert held["rows"][0]["bytes_per_sequence"] == 48 * 2 * 2 * (2 * 8 * 4 + 8)
+    assert held["rows"][0]["dtype"] == "float32"
+    # Compression counts the same slots with keys and values in 16 bits, and all else as it is.
+    assert held["rows"][0]["bytes_16_bit"] == 48 * 2 * 2 * (2 * 8 * 2 + 8)
+    assert held["rows"][0]["compression"] == pytest.approx(96 * 2 * 8 * 2 / (48 * (2 * 8 * 2 + 8)))
     assert held["settings"]["sequences"] == 3
     assert held["settings"]["texts"][0]["name"] == "text.txt"
     assert "scissorhands:paper" in result.stdout
@@ -194,7 +203,7 @@ def test_a_file_that_was_changed_is_not_resumed(folder, tmp_path, losses):
 
 def test_the_help_needs_no_torch():
     code = (
-        "import sys; from click.testing import CliRunner; from scissorhands.evaluation.command import evaluate; "
+        "import sys; from click.testing import CliRunner; from scissorhands.evaluation.commands import evaluate; "
         "found = CliRunner().invoke(evaluate, ['perplexity', '--help']); "
         "assert found.exit_code == 0 and '--budget' in found.output; assert 'torch' not in sys.modules"
     )

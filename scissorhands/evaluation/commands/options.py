@@ -1,0 +1,179 @@
+"""Options that the subcommands of ``eval`` share."""
+
+import functools
+import importlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import click
+from rich.console import Console
+
+from scissorhands.errors import InvalidRequestError, ScissorhandsError
+from scissorhands.evaluation.request import Request, choices
+from scissorhands.evaluation.texts import read_text
+
+# Columns of a table where no terminal sets them.
+_PIPED_WIDTH = 120
+
+Command = Callable[..., None]
+
+
+class Sizes(NamedTuple):
+    """How much is measured: sequences, and tokens of each."""
+
+    sequences: int
+    length: int
+
+
+def evaluation_options(
+    normal: Sizes, quick_sizes: Sizes, default_budgets: tuple[float, ...] = (0.2,)
+) -> Callable[[Command], Command]:
+    """Give a command the options that all measurements share.
+
+    The command is called with a :class:`~scissorhands.evaluation.request.Request` besides its own options;
+    our errors become click's.
+
+    Args:
+        normal: Sizes unless given.
+        quick_sizes: Sizes with ``--quick`` unless given.
+        default_budgets: Shares of the length unless given.
+    """
+    options = [
+        click.option("--model", required=True, help="A folder or a hub id."),
+        click.option(
+            "--text",
+            "texts",
+            required=True,
+            multiple=True,
+            type=click.Path(exists=True, dir_okay=False, path_type=Path),
+            help="UTF-8 text that the sequences are cut from; repeatable, then they share the sequences.",
+        ),
+        click.option(
+            "--policy", "policies", multiple=True, default=["scissorhands"], show_default=True, help="Repeatable."
+        ),
+        click.option(
+            "--budget",
+            "budgets",
+            multiple=True,
+            type=float,
+            default=default_budgets,
+            show_default=True,
+            help="Share of a sequence's length, above 0 and at most 1; repeatable.",
+        ),
+        click.option(
+            "--codec",
+            "codecs",
+            multiple=True,
+            default=["none"],
+            show_default=True,
+            help="How resident slots are stored; repeatable.",
+        ),
+        click.option(
+            "--sequences", type=click.IntRange(min=1), help=f"Sequences over all texts.  [default: {normal.sequences}]"
+        ),
+        click.option(
+            "--length", type=click.IntRange(min=8), help=f"Tokens of each sequence.  [default: {normal.length}]"
+        ),
+        click.option(
+            "--quick",
+            is_flag=True,
+            help=f"{quick_sizes.sequences} sequences of {quick_sizes.length}, unless given: a first look.",
+        ),
+        click.option(
+            "--json", "out", type=click.Path(dir_okay=False, path_type=Path), help="Write here, and resume from it."
+        ),
+        click.option(
+            "--dtype",
+            type=click.Choice(["auto", "float32", "bfloat16", "float16"]),
+            default="auto",
+            show_default=True,
+            help="auto: float32 on the CPU, else the model's own.",
+        ),
+        click.option("--device", default="auto", show_default=True, help="A torch device."),
+    ]
+
+    def decorate(command: Command) -> Command:
+        @functools.wraps(command)
+        def called(
+            *,
+            model: str,
+            texts: tuple[Path, ...],
+            policies: tuple[str, ...],
+            codecs: tuple[str, ...],
+            budgets: tuple[float, ...],
+            sequences: int | None,
+            length: int | None,
+            quick: bool,
+            out: Path | None,
+            dtype: str,
+            device: str,
+            **own: Any,
+        ) -> None:
+            sizes = quick_sizes if quick else normal
+            with click_errors():
+                request = Request(
+                    model=model,
+                    choices=choices(policies, codecs, budgets),
+                    texts=tuple(read_text(path) for path in texts),
+                    sequences=sequences or sizes.sequences,
+                    length=length or sizes.length,
+                    quick=quick,
+                    dtype=dtype,
+                    device=device,
+                    out=writable(out, "json"),
+                )
+                command(request=request, **own)
+
+        decorated: Command = called
+        for option in reversed(options):
+            decorated = option(decorated)
+        return decorated
+
+    return decorate
+
+
+@contextmanager
+def click_errors() -> Iterator[None]:
+    """Turn our errors into click's, which name the option and set the exit code."""
+    try:
+        yield
+    except InvalidRequestError as error:
+        # The first part of a field is the option's name, such as of policy.preset.
+        option = error.field.partition(".")[0]
+        raise click.BadParameter(error.description, param_hint=f"--{option}") from error
+    except ScissorhandsError as error:
+        raise click.ClickException(str(error)) from error
+
+
+def writable(path: Path | None, option: str) -> Path | None:
+    """Return the path if it can be written; measuring takes minutes, so this is found out before.
+
+    Raises:
+        InvalidRequestError: There is no such folder.
+    """
+    if path and not path.absolute().parent.is_dir():
+        raise InvalidRequestError(option, f"there is no folder {path.absolute().parent}")
+    return path
+
+
+def work(module: str) -> Any:
+    """Return the module of ``scissorhands.evaluation`` that does a command's work, imported only now.
+
+    Raises:
+        ClickException: Something that it needs is not installed.
+    """
+    try:
+        return importlib.import_module(f"scissorhands.evaluation.{module}")
+    except ModuleNotFoundError as error:
+        message = f"eval needs the module {error.name}: pip install 'scissorhands[eval]'"
+        raise click.ClickException(message) from error
+
+
+def output_console() -> Console:
+    """Return the console that results are printed on, wide enough for a table where no terminal sets its width."""
+    console = Console()
+    if not console.is_terminal:
+        console.width = _PIPED_WIDTH
+    return console

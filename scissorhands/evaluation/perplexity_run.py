@@ -1,0 +1,124 @@
+"""Running ``eval perplexity``: the full cache first, then cell by cell."""
+
+import base64
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+
+from scissorhands.budget import Grant
+from scissorhands.evaluation import statistics
+from scissorhands.evaluation.cells import Advance, Cell, Runner
+from scissorhands.evaluation.perplexity import Measured, measure
+from scissorhands.evaluation.request import Choice, Request
+from scissorhands.evaluation.results import Results, Row
+from scissorhands.evaluation.setup import Setup, prepare, tell_anew
+from scissorhands.evaluation.statistics import Losses
+from scissorhands.evaluation.texts import Tokens
+from scissorhands.grant import grant_text
+
+COMPRESSION_BASIS = (
+    "a full cache of 16-bit keys and values, over all bytes of the row with its keys and values in 16 bits: "
+    "positions and evidence as they are"
+)
+_HALF_BYTES = 2
+
+
+def run(request: Request, console: Console) -> Results:
+    """Measure what is asked for and not yet done; ``console`` shows how far it is.
+
+    Raises:
+        InvalidRequestError: Something asked for is not possible; names the option.
+        UnsupportedModelError: The model would not be served rightly.
+        EngineError: The model's losses are not finite.
+    """
+    setup = prepare(request)
+    grants = {choice: setup.grant(choice) for choice in request.choices}
+    tokens = setup.sequences()
+    results = setup.results("perplexity", bootstrap={"resamples": statistics.RESAMPLES, "seed": statistics.SEED})
+    if request.out:
+        tell_anew(request, results.resume(request.out, full_losses), console)
+    work = tokens.shape[0] * (tokens.shape[1] - 1)
+
+    def measure_full(advance: Advance) -> Row:
+        losses = measure(setup.model, setup.full_grant(), tokens, advance).losses
+        # Little-endian float32 [sequences, length - 1]: later cells are compared to it.
+        packed = base64.b64encode(losses.astype("<f4").tobytes()).decode("ascii")
+        return {"perplexity": statistics.perplexity(losses), **_sums(losses, ""), "losses": packed}
+
+    def cell(choice: Choice) -> Cell:
+        return Cell(
+            label=str(choice),
+            key=asdict(choice),
+            grant=grant_text(grants[choice]),
+            work=work,
+            measure=lambda advance: _measure(setup, grants[choice], tokens, full_losses(results), advance),
+        )
+
+    with Runner(results, request.out, console) as runner:
+        runner.measure_full("full cache", work, measure_full)
+        runner.measure([cell(choice) for choice in request.choices], lambda row: f"{row['increase_percent']:+.2f} %")
+    return results
+
+
+def full_losses(results: Results) -> Losses:
+    """Return the losses of the full cache, ``[sequences, length - 1]`` in nats.
+
+    Raises:
+        ValueError: They are not of this shape.
+        KeyError: There are none.
+        TypeError: They are something else.
+    """
+    packed = base64.b64decode(results.full["losses"], validate=True)
+    shape = (results.settings["sequences"], results.settings["length"] - 1)
+    return np.frombuffer(packed, dtype="<f4").reshape(shape)
+
+
+def _measure(setup: Setup, granted: Grant, tokens: Tokens, full: Losses, advance: Advance) -> Row:
+    measured = measure(setup.model, granted, tokens, advance)
+    return {
+        "slots": granted.layer_slots[0],
+        "raised": granted.raised,
+        **_bytes(setup, measured, tokens.shape[1]),
+        **_loss(measured, full),
+    }
+
+
+def _bytes(setup: Setup, measured: Measured, length: int) -> Row:
+    in_halves = measured.bytes_in_halves
+    return {
+        # The full cache would hold the last token too, if it were fed; a row that evicts is no smaller without it.
+        "compression": setup.shape.full_bytes(length, _HALF_BYTES) / in_halves,
+        "compression_basis": COMPRESSION_BASIS,
+        "bytes_16_bit": in_halves,
+        "bytes_per_sequence": measured.bytes_per_sequence,
+        "dtype": str(setup.model.dtype).removeprefix("torch."),
+    }
+
+
+def _loss(measured: Measured, full: Losses) -> Row:
+    losses, first = measured.losses, measured.first_eviction
+    row: dict[str, Any] = {
+        "perplexity": statistics.perplexity(losses),
+        "increase_percent": statistics.increase_percent(losses, full),
+        "ci95": statistics.interval_percent(losses, full),
+        **_sums(losses, ""),
+        "first_eviction": first,
+        "increase_percent_after_eviction": None,
+        "ci95_after_eviction": None,
+    }
+    if first is not None:
+        after, full_after = losses[:, first:], full[:, first:]
+        row["increase_percent_after_eviction"] = statistics.increase_percent(after, full_after)
+        row["ci95_after_eviction"] = statistics.interval_percent(after, full_after)
+        row |= _sums(after, "_after_eviction")
+    return row
+
+
+def _sums(losses: Losses, suffix: str) -> Row:
+    """Return what a comparison in pairs needs: of each sequence the sum of its losses, and of how many."""
+    return {
+        f"loss_sums{suffix}": losses.sum(axis=1, dtype=np.float64).tolist(),
+        f"loss_count{suffix}": losses.shape[1],
+    }
