@@ -155,7 +155,7 @@ class ResidentCache:
         taken = tuple(self.drop(row, layer, keep) for layer, keep in enumerate(decided.keep))
         row.pending = None
         row.epoch += 1
-        return Eviction(row, phase, source, row.epoch - 1, step, taken, waited)
+        return Eviction(row, phase, source, snapshot, decided, row.epoch - 1, step, taken, waited)
 
 
 def _fits(decided: Plan, row: Row, snapshot: Snapshot) -> bool:

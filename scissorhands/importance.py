@@ -1,4 +1,4 @@
-"""What snapshots and plans tell about importance: the mass dropped, and whether importance persists.
+"""What snapshots and plans tell about importance: the mass dropped, in all and lately, and whether importance persists.
 
 The paper's premise is that tokens that mattered keep mattering. Persistence measures it: of the slots that two
 successive snapshots share, the half that had received the most attention by the first is compared with the half that
@@ -43,8 +43,9 @@ class Tally:
 
 @dataclass(frozen=True)
 class Attention:
-    """What is remembered of a snapshot until the next: positions and mass of each layer, ``[kv_heads, n]`` each."""
+    """What is remembered of a snapshot until the next: its step; each layer's ``[kv_heads, n]`` positions and mass."""
 
+    step: int
     positions: tuple[npt.NDArray[np.generic], ...]
     mass: tuple[npt.NDArray[np.float32], ...]
 
@@ -90,9 +91,49 @@ def tally(snapshot: Snapshot, plan: Plan, before: Tally | None) -> Tally:
 def attention(snapshot: Snapshot) -> Attention:
     """Return what must be remembered of a snapshot to compare it with the next."""
     return Attention(
+        step=snapshot.step,
         positions=tuple(pack(layer.positions) for layer in snapshot.layers),
         mass=tuple(layer.signals["mass"].astype(np.float32) for layer in snapshot.layers),
     )
+
+
+def recent_mass_dropped(snapshot: Snapshot, plan: Plan, before: Attention | None) -> float:
+    """Return what share of the latest attention went to the slots that a plan drops.
+
+    The mass that :func:`tally` adds up is exact, but it weighs a slot by all that it ever received, most of it long
+    ago. This weighs it by what it received lately. As far as importance persists, it is the share of their attention
+    that the next queries lose; dropping at random would make it the share of the slots that are dropped.
+
+    Args:
+        snapshot: The snapshot that the plan answers.
+        plan: The plan.
+        before: What was remembered of the row's snapshot before; None if this is the first.
+
+    Returns:
+        Of the attention of the queries between the two snapshots (or since the start), in all layers and heads, the
+        share that lay on slots that the plan drops; between 0 and 1.
+    """
+    dropped, queries = 0.0, 0
+    since = before.step if before else 0
+    for index, (layer, keep) in enumerate(zip(snapshot.layers, plan.keep, strict=True)):
+        heads, slots = np.nonzero(~keep)
+        received = layer.signals["mass"][heads, slots].astype(np.float64)
+        if before is not None:
+            old = _keys(before.positions[index])
+            wanted = _keys(layer.positions)[heads, slots]
+            place = np.minimum(np.searchsorted(old.ravel(), wanted), old.size - 1)
+            known = old.ravel()[place] == wanted
+            received[known] -= before.mass[index].ravel()[place][known]
+        dropped += float(received.sum())
+        queries += (snapshot.step - since) * keep.shape[0]
+    # Masses are sums of many float32 numbers; their difference may be a rounding error below zero.
+    return min(1.0, max(0.0, dropped / queries)) if queries else 0.0
+
+
+def _keys(positions: npt.NDArray[np.generic]) -> npt.NDArray[np.int64]:
+    """Return ``[kv_heads, n]`` numbers that tell slots of all heads apart and ascend in row-major order."""
+    heads = np.arange(len(positions), dtype=np.int64).reshape(-1, 1)
+    return positions.astype(np.int64) + (heads << 32)
 
 
 def persistence(before: Attention, after: Attention) -> tuple[float, ...]:

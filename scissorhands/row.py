@@ -107,6 +107,8 @@ class Eviction:
         row: The row.
         phase: What it was doing.
         source: Who computed the plan.
+        snapshot: The snapshot that decided it.
+        plan: The plan.
         epoch: Epoch that the eviction began.
         step: Tokens seen at the eviction.
         layers: The evicted slots of each layer.
@@ -116,6 +118,8 @@ class Eviction:
     row: Row
     phase: Phase
     source: PlanSource
+    snapshot: Snapshot
+    plan: Plan
     epoch: int
     step: int
     layers: tuple[Slots, ...]

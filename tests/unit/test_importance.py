@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from scissorhands.importance import attention, persistence, tally
+from scissorhands.importance import attention, persistence, recent_mass_dropped, tally
 from scissorhands.snapshot import LayerEvidence, Plan, Snapshot
 
 
@@ -52,6 +52,30 @@ def test_a_plan_that_drops_nothing_is_no_eviction():
     snapshot = row(range(4), [1, 1, 1, 1], step=4)
     counted = tally(snapshot, keeping(snapshot, 0, 1, 2, 3), None)
     assert (counted.evictions, counted.evicted_slots, counted.mass_dropped_share) == (0, 0, 0)
+
+
+def test_what_went_lately_to_dropped_slots_is_a_share_of_the_latest_attention():
+    before = attention(row(range(4), [4, 1, 2, 1], step=8))
+    # Ten queries since: slot 1 got 0.5 of their attention, position 9 (new since) 1.5, position 2 was evicted.
+    snapshot = row([0, 1, 3, 9], [10, 1.5, 3, 1.5], epoch=1, step=18)
+    assert recent_mass_dropped(snapshot, keeping(snapshot, 0, 2), before) == pytest.approx((0.5 + 1.5) / 10)
+    assert recent_mass_dropped(snapshot, keeping(snapshot, 0, 1, 2, 3), before) == 0
+
+
+def test_before_the_first_eviction_all_attention_is_recent():
+    snapshot = row(range(4), [2, 1, 0.5, 0.5], step=4)
+    assert recent_mass_dropped(snapshot, keeping(snapshot, 0, 1, 3), None) == pytest.approx(0.5 / 4)
+
+
+def test_recent_attention_is_matched_within_each_head_and_over_layers():
+    def layer(positions, *mass):
+        return LayerEvidence(np.array(positions), {"mass": np.array(mass, dtype=np.float32)})
+
+    before = attention(Snapshot(0, 4, 0, 1, (layer([[0, 1], [0, 3]], [3, 1], [2, 2]), layer([[0, 1]], [3, 1]))))
+    after = Snapshot(1, 8, 0, 1, (layer([[0, 1], [0, 3]], [5, 2], [2, 4]), layer([[1, 5]], [2, 3])))
+    plan = Plan(1, 8, (np.array([[True, False], [True, False]]), np.array([[False, True]])))
+    # 1 and 2 in the heads of the first layer and 1 in the second, of four queries in three heads.
+    assert recent_mass_dropped(after, plan, before) == pytest.approx((1 + 2 + 1) / 12)
 
 
 def test_perfect_persistence_is_one():

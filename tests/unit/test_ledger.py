@@ -39,7 +39,7 @@ def tally(epoch=0, dropped=4):
 
 
 def seen(size=100):
-    return Attention((np.zeros((1, size // 8), dtype=np.uint32),), (np.zeros((1, size // 8), dtype=np.float32),))
+    return Attention(0, (np.zeros((1, size // 8), dtype=np.uint32),), (np.zeros((1, size // 8), dtype=np.float32),))
 
 
 def segment(epoch=0, size=100, expires_at=1600.0):
