@@ -4,7 +4,7 @@ The rules (``n`` slots in use, ``a`` tokens to append; letters as in :class:`Evi
 
 - A row holds at most ``B`` slots per layer and KV head. Before ``a`` tokens are appended with ``n + a > B``,
   ``max(m, n + a - B)`` slots are dropped, none of them exempt.
-- A budget is valid if ``m >= L`` and ``B >= s + max(r, L) + max(m, c)``.
+- A budget is valid if ``m >= L`` and ``B >= s + t + max(r, L) + max(m, c)``.
 """
 
 import math
@@ -24,12 +24,14 @@ class ModelShape:
         kv_heads: Key-value heads per layer.
         head_dim: Elements of one key or value.
         element_bytes: Bytes of one element.
+        group: Query heads that share a KV head.
     """
 
     layers: int
     kv_heads: int
     head_dim: int
     element_bytes: int
+    group: int = 1
 
     @property
     def slot_bytes(self) -> int:
@@ -101,6 +103,7 @@ class EvictionParameters:
         lookahead: L, slots between snapshot and eviction; 0 plans on the spot.
         chunk: c, tokens of one prefill chunk; at least 1.
         window: w, queries that importance looks back on; 0 means all.
+        tail: t, last tokens of the prompt that are exempt.
     """
 
     recent: int
@@ -109,11 +112,17 @@ class EvictionParameters:
     lookahead: int
     chunk: int
     window: int
+    tail: int = 0
 
     @property
     def smallest_budget(self) -> int:
         """The smallest B that these numbers allow."""
-        return self.sinks + max(self.recent, self.lookahead) + max(self.drop, self.chunk)
+        return self.exempt + max(self.drop, self.chunk)
+
+    @property
+    def exempt(self) -> int:
+        """The most slots that are exempt from an eviction."""
+        return self.sinks + self.tail + max(self.recent, self.lookahead)
 
 
 @dataclass(frozen=True)
@@ -241,7 +250,7 @@ def slots_to_drop(
     overflow = [n + incoming - b for n, b in zip(lengths, budgets, strict=True)]
     if max(overflow) <= 0:
         return [0] * len(overflow)
-    drop, exempt = parameters.drop, parameters.sinks + max(parameters.recent, parameters.lookahead)
+    drop, exempt = parameters.drop, parameters.exempt
     return [
         max(over, min(drop, n - exempt), 0) if over > 1 - drop else 0 for n, over in zip(lengths, overflow, strict=True)
     ]

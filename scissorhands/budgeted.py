@@ -135,6 +135,7 @@ class BudgetedCache(StepView):
                 row.advance(length)
             else:
                 row.step += length
+                row.prompt = row.step if length else row.prompt
         self._seen += incoming
         self._reading = False
 
@@ -168,7 +169,8 @@ class BudgetedCache(StepView):
     def _evict_layer(self, row: Row, layer: int, step: int, incoming: int) -> None:
         # Layers are decided apart, so one layer's plan is the same here as within a whole row's.
         evidence = row.pool.layers[layer].evidence(row.index, row.lengths[layer])
-        snapshot = Snapshot(epoch=row.epoch, step=step, ahead=0, incoming=incoming, layers=(evidence,))
+        prompt = step if step > row.step else row.prompt
+        snapshot = Snapshot(row.epoch, step, ahead=0, incoming=incoming, layers=(evidence,), prompt=prompt)
         decided = self._policy.plan(row.grant.parameters, (row.grant.layer_slots[layer],), snapshot)
         self._count(self._resident.drop(row, layer, decided.keep[0]))
         if layer == len(self) - 1:

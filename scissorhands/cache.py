@@ -82,9 +82,10 @@ class ResidentCache:
             What was evicted, or None if the chunk fits.
         """
         row.pending = None  # A snapshot that decoding took counted on single tokens.
-        if row.slack >= incoming:
+        snapshot = None if row.slack >= incoming else self.snapshot(row, ahead=0, incoming=incoming)
+        row.prompt = row.step + incoming
+        if snapshot is None:
             return None
-        snapshot = self.snapshot(row, ahead=0, incoming=incoming)
         pending = Pending(snapshot, self._submit(row, snapshot))
         return self._evict(row, pending, Phase.PREFILL, deadline)
 
@@ -114,7 +115,7 @@ class ResidentCache:
         """
         chosen = range(self.shape.layers) if layers is None else layers
         evidence = tuple(row.pool.layers[layer].evidence(row.index, row.lengths[layer]) for layer in chosen)
-        return Snapshot(epoch=row.epoch, step=row.step, ahead=ahead, incoming=incoming, layers=evidence)
+        return Snapshot(row.epoch, row.step, ahead, incoming, evidence, row.prompt)
 
     def drop(self, row: Row, layer: int, keep: Keep) -> Slots:
         """Evict from one layer of a row, in place.

@@ -49,8 +49,7 @@ def grant(budget: BudgetRequest, policy: PolicyRequest, shape: ModelShape, total
     parameters_for = apply_overrides(chosen.parameters, policy.parameters)
 
     def bytes_per_token(slots: int) -> int:
-        signals = chosen.signals(parameters_for(slots))
-        evidence = COMMON_EVIDENCE_BYTES + sum(signals.values())
+        evidence = COMMON_EVIDENCE_BYTES + chosen.evidence_bytes(parameters_for(slots), shape.group)
         return shape.layers * shape.kv_heads * (shape.slot_bytes + evidence)
 
     # Signals take the same bytes for every budget: only the window sizes them, and no window depends on B.

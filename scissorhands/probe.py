@@ -51,11 +51,13 @@ def model_shape(model: PreTrainedModel) -> ModelShape:
     config = model.config.get_text_config(decoder=True)
     try:
         query_heads = int(config.num_attention_heads)
+        kv_heads = int(getattr(config, "num_key_value_heads", None) or query_heads)
         return ModelShape(
             layers=int(config.num_hidden_layers),
-            kv_heads=int(getattr(config, "num_key_value_heads", None) or query_heads),
+            kv_heads=kv_heads,
             head_dim=int(getattr(config, "head_dim", None) or config.hidden_size // query_heads),
             element_bytes=model.dtype.itemsize,
+            group=query_heads // kv_heads,
         )
     except AttributeError as error:
         raise UnsupportedModelError(f"{type(model).__name__}: the configuration lacks {error.name}") from error

@@ -58,6 +58,7 @@ class Row:
         lengths: n of each layer: slots in use, per KV head.
         step: Tokens seen.
         epoch: Evictions applied.
+        prompt: Position after the last token that was read as a prompt; 0 if none was.
         pending: The snapshot in flight; at most one.
         observed_layers: Layers whose evidence already holds the forward pass under way; 0 between passes. A pass that
             failed halfway is repeated without counting its queries twice.
@@ -71,6 +72,7 @@ class Row:
     lengths: list[int] = field(default_factory=list)
     step: int = 0
     epoch: int = 0
+    prompt: int = 0
     pending: Pending | None = None
     observed_layers: int = 0
 

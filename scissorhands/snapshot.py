@@ -43,6 +43,8 @@ class Snapshot:
         ahead: Tokens that will be appended between this snapshot and the eviction.
         incoming: Tokens that will be appended right after the eviction.
         layers: Evidence of each layer.
+        prompt: Position after the last token that was read as a prompt; 0 if none was. Tokens from there on were
+            decoded one by one.
     """
 
     epoch: int
@@ -50,6 +52,7 @@ class Snapshot:
     ahead: int
     incoming: int
     layers: tuple[LayerEvidence, ...]
+    prompt: int = 0
 
 
 @dataclass(frozen=True)

@@ -61,7 +61,8 @@ def model_shape(message: model_pb2.ModelInfo) -> ModelShape:
     for name in ("layers", "kv_heads", "head_dim", "element_bytes"):
         if getattr(message, name) < 1:
             raise InvalidRequestError(f"session.model.{name}", "must be at least 1")
-    return ModelShape(message.layers, message.kv_heads, message.head_dim, message.element_bytes)
+    group = max(1, message.query_heads // message.kv_heads)
+    return ModelShape(message.layers, message.kv_heads, message.head_dim, message.element_bytes, group)
 
 
 def grant_message(grant: Grant, source: budget_pb2.GrantSource.ValueType, codec: str) -> budget_pb2.Grant:
@@ -77,6 +78,7 @@ def grant_message(grant: Grant, source: budget_pb2.GrantSource.ValueType, codec:
         recent=numbers.recent,
         sinks=numbers.sinks,
         window=numbers.window,
+        tail=numbers.tail,
         bytes=grant.bytes,
         raised=grant.raised,
         source=source,
@@ -97,6 +99,7 @@ def read_grant(message: budget_pb2.Grant) -> Grant:
             lookahead=message.lookahead,
             chunk=message.chunk,
             window=message.window,
+            tail=message.tail,
         ),
         bytes=message.bytes,
         raised=message.raised,
@@ -114,6 +117,7 @@ def snapshot_messages(
         ahead=snapshot.ahead,
         incoming=snapshot.incoming,
         layer_lengths=[layer.length for layer in snapshot.layers],
+        prompt=snapshot.prompt,
     )
     yield cache_manager_pb2.PlanEvictionRequest(header=header)
     for index, layer in enumerate(snapshot.layers):
@@ -147,7 +151,7 @@ def read_snapshot(
         evidence.append(LayerEvidence(positions=positions.astype(np.int64), signals=signals))
     if len(evidence) != len(lengths):
         raise InvalidRequestError("layer", f"{len(lengths)} layers were announced, {len(evidence)} came")
-    return Snapshot(header.epoch, header.step, header.ahead, header.incoming, tuple(evidence))
+    return Snapshot(header.epoch, header.step, header.ahead, header.incoming, tuple(evidence), header.prompt)
 
 
 def plan_message(plan: Plan) -> cache_manager_pb2.PlanEvictionResponse:

@@ -47,6 +47,11 @@ class Policy(ABC):
         del parameters
         return {}
 
+    def evidence_bytes(self, parameters: EvictionParameters, group: int) -> int:
+        """Return the bytes that all of :meth:`signals` take per slot, with ``group`` query heads to a KV head."""
+        del group
+        return sum(self.signals(parameters).values())
+
     def check(self, parameters: EvictionParameters) -> None:
         """Refuse numbers that the policy or its signals cannot work with.
 
@@ -73,6 +78,8 @@ class Policy(ABC):
             return keep
         scores = self.score(evidence, snapshot.step, parameters).astype(np.float64)
         scores[evidence.positions < parameters.sinks] = np.inf
+        tail = snapshot.prompt - parameters.tail
+        scores[(evidence.positions >= tail) & (evidence.positions < snapshot.prompt)] = np.inf
         # The newest slots at the time of the eviction are exempt; `ahead` of them are not in the snapshot yet.
         exempt = max(0, parameters.recent - snapshot.ahead)
         if exempt:

@@ -106,12 +106,12 @@ class Policy(_message.Message):
     PRESET_FIELD_NUMBER: _builtins.int
     PARAMETERS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
-    """Name of the policy: scissorhands, h2o, tova, snapkv, streaming or full."""
+    """Name of the policy: scissorhands, h2o, tova, snapkv, r-kv, fastgen, expected-attention, streaming, full or protected."""
     preset: _builtins.str
-    """Preset of the policy; empty means default."""
+    """Preset of the policy; empty means its first. The presets of protected are the policies that it protects."""
     @_builtins.property
     def parameters(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
-        """Overridden parameters by name, in slots or queries: recent, sinks, drop, lookahead, chunk, window."""
+        """Overridden parameters by name, in slots or queries: recent, sinks, drop, lookahead, chunk, window, tail."""
 
     def __init__(
         self,
@@ -148,6 +148,7 @@ class Grant(_message.Message):
     SOURCE_FIELD_NUMBER: _builtins.int
     CODEC_FIELD_NUMBER: _builtins.int
     LEASE_FIELD_NUMBER: _builtins.int
+    TAIL_FIELD_NUMBER: _builtins.int
     policy: _builtins.str
     """Name of the policy."""
     preset: _builtins.str
@@ -172,6 +173,8 @@ class Grant(_message.Message):
     """Who resolved the budget."""
     codec: _builtins.str
     """Name of the codec in which evicted slots are stored; empty means that they are not stored."""
+    tail: _builtins.int
+    """t: last tokens of the prompt that are exempt."""
     @_builtins.property
     def layer_slots(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """B: slots of each layer, per KV head, in tokens; one entry a layer."""
@@ -197,10 +200,11 @@ class Grant(_message.Message):
         source: Global___GrantSource.ValueType = ...,
         codec: _builtins.str = ...,
         lease: _duration_pb2.Duration | None = ...,
+        tail: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["lease", b"lease"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "chunk", b"chunk", "codec", b"codec", "drop", b"drop", "layer_slots", b"layer_slots", "lease", b"lease", "lookahead", b"lookahead", "policy", b"policy", "preset", b"preset", "raised", b"raised", "recent", b"recent", "sinks", b"sinks", "source", b"source", "window", b"window"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "chunk", b"chunk", "codec", b"codec", "drop", b"drop", "layer_slots", b"layer_slots", "lease", b"lease", "lookahead", b"lookahead", "policy", b"policy", "preset", b"preset", "raised", b"raised", "recent", b"recent", "sinks", b"sinks", "source", b"source", "tail", b"tail", "window", b"window"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

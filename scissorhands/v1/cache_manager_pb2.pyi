@@ -306,6 +306,7 @@ class SnapshotHeader(_message.Message):
     AHEAD_FIELD_NUMBER: _builtins.int
     INCOMING_FIELD_NUMBER: _builtins.int
     LAYER_LENGTHS_FIELD_NUMBER: _builtins.int
+    PROMPT_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     """Evictions applied to the row so far. A plan is valid for this epoch only."""
     step: _builtins.int
@@ -314,6 +315,8 @@ class SnapshotHeader(_message.Message):
     """Tokens that will be appended between the snapshot and the eviction."""
     incoming: _builtins.int
     """Tokens that will be appended right after the eviction."""
+    prompt: _builtins.int
+    """Position after the last token that was read as a prompt, in tokens; 0 if none was."""
     @_builtins.property
     def session(self) -> Global___SessionSpec:
         """The session, with its grant."""
@@ -331,10 +334,11 @@ class SnapshotHeader(_message.Message):
         ahead: _builtins.int = ...,
         incoming: _builtins.int = ...,
         layer_lengths: _abc.Iterable[_builtins.int] | None = ...,
+        prompt: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["session", b"session"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ahead", b"ahead", "epoch", b"epoch", "incoming", b"incoming", "layer_lengths", b"layer_lengths", "session", b"session", "step", b"step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ahead", b"ahead", "epoch", b"epoch", "incoming", b"incoming", "layer_lengths", b"layer_lengths", "prompt", b"prompt", "session", b"session", "step", b"step"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -406,7 +410,9 @@ class LayerEvidence(_message.Message):
     def signals(self) -> _containers.MessageMap[_builtins.str, Global___PackedArray]:
         """Signals by name: mass (attention received, in queries), and those that the policy needs beside it: low_count and
         low_count_ring (queries of a window that gave less than average), last_attention (attention of the newest query),
-        window_mass (attention received from a window, in queries).
+        window_mass (attention received from a window, in queries), token_kind (0 other, 1 punctuation, 2 special),
+        expected_attention (expected share of the next query's attention times the norm of the value), redundancy (mean
+        cosine similarity to the other keys).
         """
 
     def __init__(

@@ -57,7 +57,7 @@ def check_header(header: cache_manager_pb2.SnapshotHeader, grant: Grant, limits:
     for length in (min(header.layer_lengths), max(header.layer_lengths)):
         if not 1 <= length <= header.step:
             raise InvalidRequestError("layer_lengths", f"must be 1 to the {header.step} tokens seen, got {length}")
-    for name in ("step", "epoch", "ahead", "incoming"):
+    for name in ("step", "epoch", "ahead", "incoming", "prompt"):
         if getattr(header, name) > limits.max_positions:
             raise InvalidRequestError(name, f"must be at most {limits.max_positions}, got {getattr(header, name)}")
     slots = kv_heads * sum(header.layer_lengths)
