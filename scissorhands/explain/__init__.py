@@ -1,0 +1,1 @@
+"""The command ``scissorhands explain``: a page that shows what a budget remembers of a text."""

@@ -1,0 +1,124 @@
+"""The command ``scissorhands explain``."""
+
+import importlib
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+
+from scissorhands.budget import BudgetRequest
+from scissorhands.errors import InvalidRequestError, ScissorhandsError
+from scissorhands.policies import get_policy, policy_names
+
+_NEW_TOKENS = 64
+
+
+@click.command()
+@click.option("--model", required=True, help="A folder or a hub id.")
+@click.option("--prompt", help="The prompt. Give this or --prompt-file.")
+@click.option(
+    "--prompt-file",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Read the prompt from this UTF-8 file, without its last line breaks.",
+)
+@click.option(
+    "--max-new-tokens", type=click.IntRange(min=1), default=_NEW_TOKENS, show_default=True, help="Most tokens decoded."
+)
+@click.option("--policy", default="scissorhands", show_default=True, metavar="NAME[:PRESET]", help="Eviction policy.")
+@click.option(
+    "--budget",
+    type=float,
+    default=0.2,
+    show_default=True,
+    help="Share of prompt and new tokens that the cache may hold, above 0 and at most 1.",
+)
+@click.option("--out", required=True, type=click.Path(dir_okay=False, path_type=Path), help="The page to write.")
+@click.option(
+    "--dtype",
+    type=click.Choice(["auto", "float32", "bfloat16", "float16"]),
+    default="auto",
+    show_default=True,
+    help="auto: float32 on the CPU, else the model's own.",
+)
+@click.option("--device", default="auto", show_default=True, help="A torch device.")
+def explain(
+    *,
+    model: str,
+    prompt: str | None,
+    prompt_file: Path | None,
+    max_new_tokens: int,
+    policy: str,
+    budget: float,
+    out: Path,
+    dtype: str,
+    device: str,
+) -> None:
+    """Show what a budget remembers of a text.
+
+    Reads a prompt through the cache as serving would, decodes greedily, and writes one HTML page: each token shaded by
+    the share of layers and KV heads that still hold it, eviction by eviction.
+    """
+    try:
+        asked: dict[str, Any] = {
+            "model": model,
+            "prompt": _prompt(prompt, prompt_file),
+            "max_new_tokens": max_new_tokens,
+            "policy": _checked(policy),
+            "budget": BudgetRequest.fraction(budget),
+            "dtype": dtype,
+            "device": device,
+        }
+        _check_folder(out)
+        runner = _runner()
+        page = runner.run(runner.Request(**asked), Console(stderr=True))
+    except InvalidRequestError as error:
+        # The first part of a field is the option's name, such as of policy.preset.
+        option = error.field.partition(".")[0].replace("_", "-")
+        raise click.BadParameter(error.description, param_hint=f"--{option}") from error
+    except ScissorhandsError as error:
+        raise click.ClickException(str(error)) from error
+    try:
+        size = out.write_bytes(page.encode())
+    except OSError as error:
+        raise click.ClickException(f"cannot write {out}: {error.strerror}") from error
+    click.echo(f"{out}: {size / 1e6:.1f} MB; open it in a browser", err=True)
+
+
+def _prompt(prompt: str | None, file: Path | None) -> str:
+    if (prompt is None) == (file is None):
+        raise click.UsageError("give either --prompt or --prompt-file")
+    if file is None:
+        return prompt or ""
+    try:
+        return file.read_bytes().decode().rstrip("\n")
+    except OSError as error:
+        raise InvalidRequestError("prompt_file", f"cannot read {file}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise InvalidRequestError("prompt_file", f"{file} is not UTF-8 text (byte {error.start})") from error
+
+
+def _checked(policy: str) -> str:
+    """Return the policy; raises for one that there is not, before a model is loaded."""
+    name, _, preset = policy.partition(":")
+    try:
+        get_policy(name, preset)
+    except InvalidRequestError as error:
+        allowed = ", ".join(policy_names())
+        raise InvalidRequestError("policy", f"there is no {policy!r}; allowed: {allowed}") from error
+    return policy
+
+
+def _check_folder(out: Path) -> None:
+    """Find out before the run whether there is a place for the page."""
+    if not out.absolute().parent.is_dir():
+        raise InvalidRequestError("out", f"there is no folder {out.absolute().parent}")
+
+
+def _runner() -> Any:
+    # Torch takes seconds to import; looking at the help or a wrong option must not.
+    try:
+        return importlib.import_module("scissorhands.explain.run")
+    except ModuleNotFoundError as error:
+        message = f"explain needs the module {error.name}: pip install 'scissorhands[torch]'"
+        raise click.ClickException(message) from error

@@ -1,0 +1,106 @@
+"""Running a prompt through the cache as serving would, greedily, and noting when each slot is dropped."""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel
+
+from scissorhands.budget import Grant
+from scissorhands.cache import ResidentCache
+from scissorhands.errors import EngineError
+from scissorhands.explain.recording import Cut, Recording
+from scissorhands.probe import model_shape
+from scissorhands.row import Eviction, Row
+from scissorhands.step import ModelStep
+
+
+@torch.inference_mode()
+def record(
+    model: PreTrainedModel,
+    grant: Grant,
+    prompt: Sequence[int],
+    max_new_tokens: int,
+    end_ids: frozenset[int] = frozenset(),
+    progress: Callable[[Row], object] = lambda _: None,
+) -> Recording:
+    """Read a prompt on the chunk grid, then decode.
+
+    Args:
+        model: A model that attends through our attention (:func:`scissorhands.probe.probe`).
+        grant: The budget and the policy's numbers.
+        prompt: Token ids; at least one.
+        max_new_tokens: Most tokens to generate; at least one.
+        end_ids: Tokens that end the answer.
+        progress: Told the row after every forward pass.
+
+    Raises:
+        EngineError: The model's logits are not finite.
+    """
+    step = ModelStep(model)
+    cache = ResidentCache(model_shape(model), model.dtype, model.device)
+    ids = list(prompt)
+    # The last token is chosen, but never appended.
+    row = cache.add_row(grant, limit=len(ids) + max_new_tokens - 1)
+    notes = _Notes(cache, len(ids) + max_new_tokens - 1)
+    while row.step < len(prompt):
+        size = row.next_chunk(len(prompt) - row.step)
+        notes.evicted(cache.prepare_prefill(row, size))
+        logits = step([row], [ids[row.step : row.step + size]])
+        progress(row)
+    ids.append(_choose(logits))
+    while ids[-1] not in end_ids and len(ids) < len(prompt) + max_new_tokens:
+        notes.evicted(cache.prepare_decode(row))
+        logits = step([row], [ids[-1:]])
+        progress(row)
+        ids.append(_choose(logits))
+    notes.held(row)
+    return Recording(
+        ids=tuple(ids),
+        prompt=len(prompt),
+        grant=grant,
+        shape=cache.shape,
+        allocated_bytes=cache.allocated_bytes(),
+        cuts=tuple(notes.cuts),
+        dropped_at=notes.dropped_at[:, :, : row.step],
+        mass=notes.mass[:, :, : row.step],
+    )
+
+
+class _Notes:
+    """When each slot was dropped, and what it had received.
+
+    Args:
+        cache: The row's cache.
+        tokens: Most tokens that will be appended.
+    """
+
+    def __init__(self, cache: ResidentCache, tokens: int) -> None:
+        shape = (cache.shape.layers, cache.shape.kv_heads, tokens)
+        self._cache = cache
+        self._heads = np.arange(cache.shape.kv_heads)[:, np.newaxis]
+        self.cuts: list[Cut] = []
+        self.dropped_at = np.zeros(shape, np.int32)
+        self.mass = np.zeros(shape, np.float32)
+
+    def evicted(self, eviction: Eviction | None) -> None:
+        """Note an eviction, if there was one."""
+        if eviction is None:
+            return
+        self.cuts.append(Cut(eviction.step, eviction.phase.value, eviction.slots, eviction.mass()))
+        for layer, slots in enumerate(eviction.layers):
+            place = (layer, self._heads, slots.positions.cpu().numpy())
+            self.dropped_at[place] = len(self.cuts)
+            self.mass[place] = slots.mass.cpu().numpy()
+
+    def held(self, row: Row) -> None:
+        """Note what the slots that are still held have received."""
+        for layer, evidence in enumerate(self._cache.snapshot(row, ahead=0, incoming=1).layers):
+            self.mass[layer, self._heads, evidence.positions] = evidence.signals["mass"]
+
+
+def _choose(logits: torch.Tensor) -> int:
+    """Return the likeliest token of ``[1, vocabulary]`` logits."""
+    if not logits.isfinite().all():
+        raise EngineError("the model's logits are not finite; try --dtype float32")
+    return int(logits[0].argmax())
