@@ -10,6 +10,10 @@ from scissorhands.policies import get_policy, policy_names
 
 # The other codecs store what was evicted; none of them is resident yet.
 CODECS = ("none",)
+# The oracle knows the text to come, so it is no policy that a server could be asked for: only measurements that feed
+# a given text twice take it. With :values, attention counts by the norm of what is attended to.
+ORACLE = "oracle"
+ORACLES = (ORACLE, "oracle:values")
 
 
 @dataclass(frozen=True)
@@ -57,8 +61,16 @@ class Request:
     out: Path | None
 
 
-def choices(policies: tuple[str, ...], codecs: tuple[str, ...], budgets: tuple[float, ...]) -> tuple[Choice, ...]:
+def choices(
+    policies: tuple[str, ...], codecs: tuple[str, ...], budgets: tuple[float, ...], beside: tuple[str, ...] = ()
+) -> tuple[Choice, ...]:
     """Return every combination once, in the order given.
+
+    Args:
+        policies: Names as they were given.
+        codecs: How resident slots are stored.
+        budgets: Shares of the sequence's length.
+        beside: What may be named beside the policies.
 
     Raises:
         InvalidRequestError: There is no such policy or codec, or a budget is not a share.
@@ -68,17 +80,17 @@ def choices(policies: tuple[str, ...], codecs: tuple[str, ...], budgets: tuple[f
             raise InvalidRequestError("codec", f"{codec!r} cannot be resident; allowed: {', '.join(CODECS)}")
     for budget in budgets:
         BudgetRequest.fraction(budget)
-    labels = [_label(policy) for policy in policies]
+    labels = [policy if policy in beside else _label(policy, beside) for policy in policies]
     combinations = [Choice(label, codec, budget) for label in labels for codec in codecs for budget in budgets]
     return tuple(dict.fromkeys(combinations))
 
 
-def _label(policy: str) -> str:
+def _label(policy: str, beside: tuple[str, ...]) -> str:
     """Return a policy's name as it is listed; raises for one that there is not."""
     name, _, preset = policy.partition(":")
     try:
         found = get_policy(name, preset)
     except InvalidRequestError as error:
-        allowed = ", ".join(policy_names())
+        allowed = ", ".join([*policy_names(), *beside])
         raise InvalidRequestError("policy", f"there is no {policy!r}; allowed: {allowed}") from error
     return found.name if found.preset == "default" else f"{found.name}:{found.preset}"

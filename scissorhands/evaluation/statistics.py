@@ -5,6 +5,8 @@ import numpy.typing as npt
 
 # Negative log likelihoods in nats, [sequences, positions].
 Losses = npt.NDArray[np.floating]
+# Differences of two mean losses of the same sequences in nats, [sequences].
+Differences = npt.NDArray[np.float64]
 
 RESAMPLES = 10_000
 SEED = 0
@@ -39,9 +41,30 @@ def interval_percent(
     Returns:
         Both ends, in percent, or None for fewer than two sequences.
     """
-    if len(losses) < _FEWEST_SEQUENCES:
-        return None
     differences = losses.mean(axis=1, dtype=np.float64) - reference.mean(axis=1, dtype=np.float64)
+    return interval_of_pairs(differences, resamples, seed)
+
+
+def percent_of_pairs(differences: Differences) -> float:
+    """Return by how much the perplexity is higher, in percent, from the differences of mean losses of sequences."""
+    return float(_percent(differences.mean()))
+
+
+def interval_of_pairs(
+    differences: Differences, resamples: int = RESAMPLES, seed: int = SEED
+) -> tuple[float, float] | None:
+    """Return the 95 % interval of :func:`percent_of_pairs`, by a percentile bootstrap over sequences.
+
+    Args:
+        differences: Of each sequence, the mean loss minus that of what it is compared to.
+        resamples: How often the sequences are drawn.
+        seed: Of the draws; equal seeds give equal intervals.
+
+    Returns:
+        Both ends, in percent, or None for fewer than two sequences.
+    """
+    if len(differences) < _FEWEST_SEQUENCES:
+        return None
     drawn = np.random.default_rng(seed).integers(len(differences), size=(resamples, len(differences)))
     low, high = np.percentile(_percent(differences[drawn].mean(axis=1)), _TAILS)
     return float(low), float(high)

@@ -1,30 +1,42 @@
-"""The table at the end of an evaluation."""
+"""Tables of results, for a terminal and for a document."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from rich import box
-from rich.table import Table
+from rich.table import Table as RichTable
+from rich.text import Text
 
-from scissorhands.evaluation.results import Results, Row
+
+@dataclass(frozen=True)
+class Table:
+    """A table.
+
+    Args:
+        headings: Of the columns; the first is aligned to the left, figures to the right.
+        lines: Of each line, a text for each column.
+    """
+
+    headings: tuple[str, ...]
+    lines: Sequence[tuple[str, ...]]
+
+    def rich(self) -> RichTable:
+        """Return it for a terminal."""
+        made = RichTable(box=box.SIMPLE)
+        for index, heading in enumerate(self.headings):
+            made.add_column(heading, justify="right" if index else "left")
+        for line in self.lines:
+            made.add_row(*(Text(part) for part in line))
+        return made
+
+    def markdown(self) -> str:
+        """Return it for a document."""
+        rule = ["---", *["--:"] * (len(self.headings) - 1)]
+        return "".join(f"| {' | '.join(line)} |\n" for line in (self.headings, rule, *self.lines))
 
 
-def table(results: Results, rows: list[Row]) -> Table:
-    """Return the full cache and ``rows`` as a table."""
-    made = Table(box=box.SIMPLE)
-    made.add_column("Policy")
-    made.add_column("Codec")
-    for heading in ("Budget", "Slots", "Compression", "Perplexity", "Increase", "95% interval", "After eviction"):
-        made.add_column(heading, justify="right")
-    made.add_row("full", "none", "1", str(results.settings["length"]), "", f"{results.full['perplexity']:.3f}")
-    for row in rows:
-        interval, after = row["ci95"], row["increase_percent_after_eviction"]
-        made.add_row(
-            row["policy"],
-            row["codec"],
-            f"{row['budget']:g}",
-            f"{row['slots']}{' (raised)' if row['raised'] else ''}",
-            f"{row['compression']:.2f}x",
-            f"{row['perplexity']:.3f}",
-            f"{row['increase_percent']:+.2f}%",
-            f"{interval[0]:+.2f} to {interval[1]:+.2f}%" if interval else "",
-            "none evicted" if after is None else f"{after:+.2f}%",
-        )
-    return made
+def percent(value: float | None, interval: Sequence[float] | None) -> str:
+    """Write a percentage with its interval; nothing for None."""
+    if value is None:
+        return ""
+    return f"{value:+.2f} %" + (f" ({interval[0]:+.2f} to {interval[1]:+.2f})" if interval else "")

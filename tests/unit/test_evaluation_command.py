@@ -83,6 +83,18 @@ def test_what_it_writes(folder, tmp_path):
     assert "full" in result.stdout
 
 
+def test_a_table_a_plot_and_a_line_of_progress_for_each_cell(folder, tmp_path):
+    table, plot = tmp_path / "table.md", tmp_path / "plot.png"
+    cells = ("--policy", "h2o", "--policy", "streaming", "--budget", 0.5)
+    result = invoke(folder, *cells, "--markdown", table, "--plot", plot)
+    assert result.exit_code == 0, result.output
+    assert sum(line.startswith(("| full", "| h2o", "| streaming")) for line in table.read_text().splitlines()) == 3
+    assert plot.read_bytes()[:4] == b"\x89PNG"
+    lines = result.stderr.splitlines()
+    assert [line.partition(":")[0] for line in lines] == ["full cache", "[1/2] h2o 0.5", "[2/2] streaming 0.5"]
+    assert all("%" in line for line in lines[1:])
+
+
 def test_cells_that_are_done_are_not_measured_again(folder, tmp_path, measured):
     out = tmp_path / "out.json"
     assert invoke(folder, "--policy", "h2o", "--budget", 0.5, "--json", out).exit_code == 0

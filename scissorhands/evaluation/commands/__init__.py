@@ -6,10 +6,11 @@ the help, or naming a wrong option, must not take the seconds that torch takes t
 
 import click
 
-from scissorhands.evaluation.commands import perplexity
+from scissorhands.evaluation.commands import perplexity, report
 
 _SUBCOMMANDS = [
     perplexity.command,
+    report.command,
 ]
 
 

@@ -15,7 +15,7 @@ from scissorhands.evaluation.request import Request, choices
 from scissorhands.evaluation.texts import read_text
 
 # Columns of a table where no terminal sets them.
-_PIPED_WIDTH = 120
+_PIPED_WIDTH = 160
 
 Command = Callable[..., None]
 
@@ -28,7 +28,10 @@ class Sizes(NamedTuple):
 
 
 def evaluation_options(
-    normal: Sizes, quick_sizes: Sizes, default_budgets: tuple[float, ...] = (0.2,)
+    normal: Sizes,
+    quick_sizes: Sizes,
+    default_budgets: tuple[float, ...] = (0.2,),
+    beside_policies: tuple[str, ...] = (),
 ) -> Callable[[Command], Command]:
     """Give a command the options that all measurements share.
 
@@ -39,6 +42,7 @@ def evaluation_options(
         normal: Sizes unless given.
         quick_sizes: Sizes with ``--quick`` unless given.
         default_budgets: Shares of the length unless given.
+        beside_policies: What ``--policy`` takes beside the policies.
     """
     options = [
         click.option("--model", required=True, help="A folder or a hub id."),
@@ -115,7 +119,7 @@ def evaluation_options(
             with click_errors():
                 request = Request(
                     model=model,
-                    choices=choices(policies, codecs, budgets),
+                    choices=choices(policies, codecs, budgets, beside_policies),
                     texts=tuple(read_text(path) for path in texts),
                     sequences=sequences or sizes.sequences,
                     length=length or sizes.length,
@@ -132,6 +136,13 @@ def evaluation_options(
         return decorated
 
     return decorate
+
+
+def table_options(command: Command) -> Command:
+    """Give a command the options ``--markdown`` and ``--plot``."""
+    path = click.Path(dir_okay=False, path_type=Path)
+    command = click.option("--plot", type=path, help="Write the plot here, a PNG.")(command)
+    return click.option("--markdown", type=path, help="Write the table here, as Markdown.")(command)
 
 
 @contextmanager
