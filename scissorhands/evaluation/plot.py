@@ -4,9 +4,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator, SymmetricalLogLocator
 
 from scissorhands.evaluation.report import Entry
 
@@ -15,9 +16,12 @@ _PANELS = (
     ("Positions after the first eviction", "increase_percent_after_eviction", "ci95_after_eviction"),
 )
 _MARKERS = "osD^vP*X<>hp"
+# The ten strong colors, then the ten pale ones.
+_COLORS = [mpl.colormaps["tab20"](index) for index in (*range(0, 20, 2), *range(1, 20, 2))]
 _MIB = 2**20
 # Below this many percent the axis is linear, above it logarithmic: policies differ by factors.
 _LINEAR_PERCENT = 1.0
+_TICKS = (1, 2, 5)
 
 
 def plot_perplexity(entries: Sequence[Entry], path: Path) -> None:
@@ -33,11 +37,11 @@ def plot_perplexity(entries: Sequence[Entry], path: Path) -> None:
 
 
 def _panel(axes: Axes, title: str, entries: Sequence[Entry], field: str, interval: str) -> None:
-    names = list(dict.fromkeys(entry.name for entry in entries))
+    names = dict.fromkeys(entry.name for entry in sorted(entries, key=lambda entry: entry.source))
     for index, name in enumerate(names):
         of_name = [entry for entry in entries if entry.name == name and entry.row[field] is not None]
         rows = sorted((entry.row for entry in of_name), key=lambda row: int(row["bytes_16_bit"]))
-        style: dict[str, Any] = {"linestyle": "-", "linewidth": 1.3}
+        style: dict[str, Any] = {"linestyle": "-", "linewidth": 1.3, "color": _COLORS[index % len(_COLORS)]}
         if of_name and of_name[0].clairvoyant:
             style = {"linestyle": ":", "linewidth": 2.0, "color": "black"}
         elif of_name and of_name[0].source:
@@ -62,9 +66,10 @@ def _panel(axes: Axes, title: str, entries: Sequence[Entry], field: str, interva
     axes.set_xscale("log")
     axes.set_yscale("symlog", linthresh=_LINEAR_PERCENT)
     axes.axhline(0, color="gray", linewidth=0.8)
-    plain = FuncFormatter(lambda value, _: f"{value:g}")
+    axes.xaxis.set_major_locator(LogLocator(subs=_TICKS))
+    axes.yaxis.set_major_locator(SymmetricalLogLocator(base=10, linthresh=_LINEAR_PERCENT, subs=_TICKS))
     for axis in (axes.xaxis, axes.yaxis):
-        axis.set_major_formatter(plain)
-    axes.set_xticks(sorted({round(entry.row["bytes_16_bit"] / _MIB, 2) for entry in entries if entry.row["codec"]}))
+        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axis.set_minor_locator(NullLocator())
     axes.set_xlabel("MiB of a sequence: keys and values in 16 bits, positions, evidence")
     axes.grid(alpha=0.3, which="both")

@@ -151,4 +151,5 @@ def _verdict(entry: Entry, best: Entry) -> Verdict:
 
 
 def _means(of: Row) -> Differences:
-    return np.array(of["loss_sums"], dtype=np.float64) / of["loss_count"]
+    means: Differences = np.array(of["loss_sums"], dtype=np.float64) / of["loss_count"]
+    return means
