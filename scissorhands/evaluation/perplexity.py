@@ -19,7 +19,7 @@ from scissorhands.evaluation.statistics import Losses
 from scissorhands.evaluation.texts import Tokens
 from scissorhands.pool import Pool
 from scissorhands.probe import model_shape
-from scissorhands.row import Row
+from scissorhands.row import Planner, Row
 from scissorhands.view import StepView
 
 # Bounds on the memory of one forward pass. Neither changes a result.
@@ -48,7 +48,11 @@ class Measured:
 
 
 def measure(
-    model: PreTrainedModel, grant: Grant, sequences: Tokens, progress: Callable[[int], object] = lambda _: None
+    model: PreTrainedModel,
+    grant: Grant,
+    sequences: Tokens,
+    progress: Callable[[int], object] = lambda _: None,
+    planner_for: Callable[[torch.Tensor], Planner | None] = lambda _: None,
 ) -> Measured:
     """Measure the losses of sequences.
 
@@ -57,6 +61,8 @@ def measure(
         grant: The budget and the policy's numbers of each sequence.
         sequences: ``[sequences, length]`` tokens.
         progress: Told how many more tokens are done.
+        planner_for: Returns who plans for a batch of rows, ``[rows, tokens]`` tokens that they will be fed; they are
+            named by their index in it. None: the grant's policy.
 
     Raises:
         EngineError: The model's losses are not finite.
@@ -65,13 +71,14 @@ def measure(
     losses, first_eviction, allocated, in_halves = [], None, 0, 0
     for start in range(0, len(tokens), MOST_ROWS):
         batch = tokens[start : start + MOST_ROWS]
-        cache = ResidentCache(model_shape(model), model.dtype, model.device)
         # The last token is only predicted, never fed.
-        rows = [cache.add_row(grant, limit=tokens.shape[1] - 1) for _ in batch]
+        fed = batch[:, :-1]
+        cache = ResidentCache(model_shape(model), model.dtype, model.device, planner_for(fed))
+        rows = [cache.add_row(grant, name=str(index), limit=fed.shape[1]) for index in range(len(batch))]
         allocated = cache.allocated_bytes() // len(rows)
         in_halves = allocated - _beyond_halves(rows[0].pool) // len(rows)
         parts, done = [], 0
-        for logits in feed(model, cache, rows, batch[:, :-1]):
+        for logits in feed(model, cache, rows, fed):
             if rows[0].epoch and first_eviction is None:
                 first_eviction = done
             parts.append(_losses(logits, batch[:, done + 1 : done + 1 + logits.shape[1]]))

@@ -5,18 +5,21 @@ from dataclasses import asdict
 from typing import Any
 
 import numpy as np
+import torch
 from rich.console import Console
 
 from scissorhands.budget import Grant
 from scissorhands.evaluation import statistics
 from scissorhands.evaluation.cells import Advance, Cell, Runner
+from scissorhands.evaluation.oracle import choice_grant, foresee
 from scissorhands.evaluation.perplexity import Measured, measure
-from scissorhands.evaluation.request import Choice, Request
+from scissorhands.evaluation.request import ORACLE, ORACLES, Choice, Request
 from scissorhands.evaluation.results import Results, Row
 from scissorhands.evaluation.setup import Setup, prepare, tell_anew
 from scissorhands.evaluation.statistics import Losses
 from scissorhands.evaluation.texts import Tokens
 from scissorhands.grant import grant_text
+from scissorhands.row import Planner
 
 COMPRESSION_BASIS = (
     "a full cache of 16-bit keys and values, over all bytes of the row with its keys and values in 16 bits: "
@@ -34,7 +37,7 @@ def run(request: Request, console: Console) -> Results:
         EngineError: The model's losses are not finite.
     """
     setup = prepare(request)
-    grants = {choice: setup.grant(choice) for choice in request.choices}
+    grants = {choice: choice_grant(setup, choice) for choice in request.choices}
     tokens = setup.sequences()
     results = setup.results("perplexity", bootstrap={"resamples": statistics.RESAMPLES, "seed": statistics.SEED})
     if request.out:
@@ -52,8 +55,8 @@ def run(request: Request, console: Console) -> Results:
             label=str(choice),
             key=asdict(choice),
             grant=grant_text(grants[choice]),
-            work=work,
-            measure=lambda advance: _measure(setup, grants[choice], tokens, full_losses(results), advance),
+            work=2 * work if choice.policy in ORACLES else work,
+            measure=lambda advance: _measure(setup, choice, grants[choice], tokens, full_losses(results), advance),
         )
 
     with Runner(results, request.out, console) as runner:
@@ -75,8 +78,13 @@ def full_losses(results: Results) -> Losses:
     return np.frombuffer(packed, dtype="<f4").reshape(shape)
 
 
-def _measure(setup: Setup, granted: Grant, tokens: Tokens, full: Losses, advance: Advance) -> Row:
-    measured = measure(setup.model, granted, tokens, advance)
+def _measure(setup: Setup, choice: Choice, granted: Grant, tokens: Tokens, full: Losses, advance: Advance) -> Row:
+    def planner_for(batch: torch.Tensor) -> Planner | None:
+        if choice.policy not in ORACLES:
+            return None
+        return foresee(setup.model, granted, batch, by_values=choice.policy != ORACLE, progress=advance)
+
+    measured = measure(setup.model, granted, tokens, advance, planner_for)
     return {
         "slots": granted.layer_slots[0],
         "raised": granted.raised,
