@@ -11,7 +11,7 @@ from enum import Enum
 
 from scissorhands.errors import CapacityError, InvalidRequestError, NotFoundError
 from scissorhands.importance import Attention, Tally
-from scissorhands.v1 import cache_manager_pb2
+from scissorhands.v1 import cache_manager_pb2, quality_pb2
 
 
 class SessionState(Enum):
@@ -57,6 +57,7 @@ class SessionRecord:
         persistence: Mean of each layer over all pairs of snapshots seen; empty before the second snapshot.
         pairs: Number of those pairs.
         segments: In the store, by epoch.
+        quality: What eviction cost, as its worker reported it at the end; None if it has not.
     """
 
     serial: int
@@ -70,6 +71,7 @@ class SessionRecord:
     persistence: tuple[float, ...] = ()
     pairs: int = 0
     segments: dict[int, SegmentRecord] = field(default_factory=dict)
+    quality: quality_pb2.Quality | None = None
 
     @property
     def session_id(self) -> str:
@@ -197,8 +199,9 @@ class Ledger:
             self._lease(record)
         return record
 
-    def close(self, record: SessionRecord, *, discard: bool) -> None:
+    def close(self, record: SessionRecord, *, discard: bool, quality: quality_pb2.Quality | None = None) -> None:
         """End a session's lease; ``discard`` says that its segments will be deleted. Closing twice is not an error."""
+        record.quality = quality or record.quality
         if record.state is not SessionState.CLOSED:
             record.state = SessionState.CLOSED
             record.lease_end = min(record.lease_end, self._clock())

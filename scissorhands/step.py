@@ -19,9 +19,8 @@ class ModelStep:
 
     def __init__(self, model: PreTrainedModel) -> None:
         self._model = model
-        # Most models can skip the vocabulary projection of all but the last token.
-        parameters = inspect.signature(model.forward).parameters
-        self._options = {"logits_to_keep": 1} if "logits_to_keep" in parameters else {}
+        # Most models can skip the vocabulary projection of all but the last tokens.
+        self._skips = "logits_to_keep" in inspect.signature(model.forward).parameters
 
     def __call__(self, rows: Sequence[Row], tokens: Sequence[Sequence[int]]) -> torch.Tensor:
         """Append tokens to rows in which there is room, and count them there.
@@ -33,6 +32,10 @@ class ModelStep:
         Returns:
             ``[rows, vocabulary]`` float32 logits after each row's last token, on the CPU.
         """
+        return self.scores(rows, tokens, 1)[:, 0]
+
+    def scores(self, rows: Sequence[Row], tokens: Sequence[Sequence[int]], last: int) -> torch.Tensor:
+        """Do the same and return the logits after each of the ``last`` tokens: ``[rows, last, vocabulary]``."""
         view = StepView(rows)
         device = self._model.device
         incoming = len(tokens[0])
@@ -42,8 +45,8 @@ class ModelStep:
             position_ids=torch.tensor(positions, device=device),
             cache=view,
             use_cache=True,
-            **self._options,
+            **({"logits_to_keep": last} if self._skips else {}),
         )
         view.commit(incoming)
-        logits: torch.Tensor = output.logits[:, -1].float().cpu()
+        logits: torch.Tensor = output.logits[:, -last:].float().cpu()
         return logits

@@ -22,6 +22,7 @@ from scissorhands_client.errors import (
     ServerUnavailableError,
 )
 from scissorhands_client.manager import AsyncManagerClient, ManagerClient
+from scissorhands_client.quality import Divergence, Quality, ShadowResult
 from scissorhands_client.records import ModelInfo, SegmentInfo, ServedModel, Session, SessionState
 from scissorhands_client.types import (
     Accepted,
@@ -55,6 +56,7 @@ __all__ = [
     "ClientError",
     "DeadlineExceededError",
     "Delta",
+    "Divergence",
     "ErrorInfo",
     "Event",
     "FieldViolation",
@@ -72,6 +74,7 @@ __all__ = [
     "Policy",
     "PrefillProgress",
     "Prompt",
+    "Quality",
     "RequestCancelledError",
     "Result",
     "SegmentInfo",
@@ -80,6 +83,7 @@ __all__ = [
     "ServerUnavailableError",
     "Session",
     "SessionState",
+    "ShadowResult",
     "TokenIds",
     "Usage",
 ]

@@ -8,6 +8,7 @@ from google.protobuf.duration_pb2 import Duration
 from scissorhands.budget import BudgetUnit
 from scissorhands.v1 import budget_pb2, cache_manager_pb2, generation_pb2, model_pb2
 from scissorhands_client.errors import InvalidRequestError
+from scissorhands_client.quality import read_quality
 from scissorhands_client.records import ModelInfo, SegmentInfo, ServedModel, Session, SessionState
 from scissorhands_client.types import (
     Accepted,
@@ -67,6 +68,7 @@ def generate_request(prompt: Prompt, options: GenerateOptions) -> generation_pb2
         ignore_eos=options.ignore_eos,
         budget=None if options.budget is None else _budget_message(options.budget),
         policy=_policy_message(options.policy),
+        shadow=options.shadow,
     )
     if isinstance(prompt, str):
         request.text = _text("text", prompt)
@@ -137,6 +139,7 @@ def read_session(message: cache_manager_pb2.Session) -> Session:
         ),
         segment_count=message.segment_count,
         segment_bytes=message.segment_bytes,
+        quality=read_quality(message.quality) if message.HasField("quality") else None,
     )
 
 
@@ -250,6 +253,7 @@ def _read_finish(message: generation_pb2.Finish) -> Finish:
             segment_bytes=cache.segment_bytes,
             segments_dropped=cache.segments_dropped,
         ),
+        quality=read_quality(message.quality),
     )
 
 

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from enum import Enum
 
+from scissorhands_client.quality import Quality
 from scissorhands_client.types import Budget, Grant, Policy
 
 
@@ -116,6 +117,7 @@ class Session:
         segments: Segments in the store, oldest first; a list of sessions leaves it empty.
         segment_count: Number of segments in the store.
         segment_bytes: Bytes of the segments in the store.
+        quality: What eviction cost, as the worker reported it when the session ended; None before.
     """
 
     session_id: str
@@ -138,3 +140,4 @@ class Session:
     segments: tuple[SegmentInfo, ...]
     segment_count: int
     segment_bytes: int
+    quality: Quality | None

@@ -8,6 +8,7 @@ from enum import Enum
 from scissorhands import errors as core_errors
 from scissorhands.budget import BudgetRequest, BudgetUnit
 from scissorhands_client.errors import InvalidRequestError
+from scissorhands_client.quality import Quality
 
 _BYTE_UNITS = {
     "b": 1,
@@ -157,6 +158,7 @@ class GenerateOptions:
         stop: Generation ends before the first of these that appears; one string is a list of one.
         ignore_eos: Continue past the model's end-of-sequence tokens.
         model: Name of the model; empty means the one that the worker serves.
+        shadow: Whether to compare the answer with a full cache's; None leaves it to the worker.
     """
 
     max_new_tokens: int | None = None
@@ -170,6 +172,7 @@ class GenerateOptions:
     stop: Sequence[str] | str = ()
     ignore_eos: bool = False
     model: str = ""
+    shadow: bool | None = None
 
 
 class GrantSource(Enum):
@@ -346,12 +349,14 @@ class Finish:
         stop: The stop string that appeared; empty if none did.
         usage: Tokens and times.
         cache: What the cache did.
+        quality: What eviction cost.
     """
 
     reason: FinishReason
     stop: str
     usage: Usage
     cache: CacheStatistics
+    quality: Quality
 
 
 Event = Accepted | PrefillProgress | Delta | Finish

@@ -93,6 +93,12 @@ _OPTIONS = (
         "--stop", multiple=True, metavar="TEXT", help="End before the first of these that appears. Repeatable."
     ),
     click.option("--ignore-eos", is_flag=True, help="Continue past end-of-sequence tokens."),
+    click.option(
+        "--shadow/--no-shadow",
+        default=None,
+        help="Compare the answer with what a full cache would have said; this takes a full cache's memory. Without "
+        "it, the server decides.",
+    ),
 )
 
 

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from scissorhands_client.channel import DEFAULT_MANAGER
 from scissorhands_client.commands.failures import reported
-from scissorhands_client.commands.summary import budget_text, to_json
+from scissorhands_client.commands.summary import budget_text, quality_rows, to_json
 from scissorhands_client.commands.terminal import write_text
 from scissorhands_client.manager import ManagerClient
 from scissorhands_client.records import Session, SessionState
@@ -118,6 +118,8 @@ def _details(session: Session) -> Table:
         mean = sum(session.persistence) / len(session.persistence)
         low, high = min(session.persistence), max(session.persistence)
         table.add_row("Persistence", f"{mean:.2%} on average, {low:.2%} to {high:.2%} over the layers")
+    for name, text in quality_rows(session.quality) if session.quality else ():
+        table.add_row(name, text)
     table.add_row("Segments", f"{session.segment_count:,} in the store, {decimal(session.segment_bytes)}")
     return table
 

@@ -1,6 +1,7 @@
 """What an answer cost: as a table for people and as JSON for programs."""
 
 import json
+from collections.abc import Iterator
 from dataclasses import asdict
 from datetime import datetime
 from enum import Enum
@@ -10,11 +11,18 @@ from rich import box
 from rich.filesize import decimal
 from rich.table import Table
 
+from scissorhands_client.quality import Quality, ShadowResult
 from scissorhands_client.types import CacheStatistics, Grant, GrantSource, Result, Usage
 
 _GRANTED_BY = {
     GrantSource.MANAGER: "granted by the manager",
     GrantSource.LOCAL: "granted by the worker: no manager answered",
+}
+
+_NOT_COMPARED = {
+    ShadowResult.NO_MEMORY: "it did not fit into the memory that the worker sets aside",
+    ShadowResult.LATE: "it was not done in time",
+    ShadowResult.FAILED: "its forward pass failed; see the worker's log",
 }
 
 
@@ -31,6 +39,8 @@ def summary_table(result: Result) -> Table:
     table.add_row("Compression", _compression(cache))
     table.add_row("Evicted", f"{cache.evicted_slots:,} slots in {cache.evictions:,} evictions")
     table.add_row("Attention mass dropped", f"{cache.mass_dropped:.2%}")
+    for name, text in quality_rows(result.finish.quality):
+        table.add_row(name, text)
     table.add_row("Plans", f"{cache.plans_manager:,} from the manager, {cache.plans_local:,} local")
     table.add_row("Prefill stall", f"{cache.prefill_stall_seconds:.3f} s")
     table.add_row(
@@ -53,6 +63,9 @@ def summary_line(result: Result) -> str:
     if cache.compression_16bit is not None:
         parts.append(f"{decimal(cache.allocated_bytes)} ({cache.compression_16bit:.2f}x smaller than 16 bits)")
     parts.append(f"{cache.mass_dropped:.2%} of attention dropped")
+    divergence = result.finish.quality.divergence
+    if divergence is not None:
+        parts.append(f"{divergence.nats:.4f} nats from the full cache")
     return ", ".join(parts)
 
 
@@ -74,6 +87,7 @@ def result_object(result: Result) -> dict[str, Any]:
         "grant": asdict(accepted.grant),
         "usage": asdict(finish.usage) | {"tokens_per_second": finish.usage.tokens_per_second},
         "cache": cache,
+        "quality": asdict(finish.quality),
     }
 
 
@@ -93,6 +107,23 @@ def _plain(value: object) -> object:
 def _ended(result: Result) -> str:
     finish = result.finish
     return f"stopped at {finish.stop!r}" if finish.stop else f"ended by {finish.reason.value}"
+
+
+def quality_rows(quality: Quality) -> Iterator[tuple[str, str]]:
+    """Yield what is known of the cost of eviction: names and texts."""
+    if quality.recent_mass_dropped is not None and quality.recent_mass_dropped_peak is not None:
+        yield (
+            "Recent attention dropped",
+            f"{quality.recent_mass_dropped:.2%} an eviction on average, {quality.recent_mass_dropped_peak:.2%} at most",
+        )
+    if quality.persistence is not None:
+        yield "Importance persisted", f"{quality.persistence:.0%} (50% is chance)"
+    if quality.divergence is not None:
+        compared = quality.divergence
+        same = f"the same choice at {compared.same_share:.1%} of {compared.tokens:,} tokens"
+        yield "Against a full cache", f"{compared.nats:.4f} nats a token, {same}"
+    elif quality.shadow in _NOT_COMPARED:
+        yield "Against a full cache", f"not compared: {_NOT_COMPARED[quality.shadow]}"
 
 
 def budget_text(grant: Grant) -> str:

@@ -1,11 +1,12 @@
 """Checks of what a call says about its session, before anything is done with it."""
 
+import math
 import re
 
 from scissorhands.budget import Grant
 from scissorhands.errors import InvalidRequestError
 from scissorhands.policies import get_policy
-from scissorhands.v1 import cache_manager_pb2
+from scissorhands.v1 import cache_manager_pb2, quality_pb2
 from scissorhands.wire import model_shape, read_grant
 from scissorhands_server.manager.settings import ManagerSettings
 
@@ -83,6 +84,26 @@ def check_granted(spec: cache_manager_pb2.SessionSpec, limits: ManagerSettings) 
         _check_range(f"session.grant.{name}", getattr(grant.parameters, name), 1, limits.max_positions)
     policy.check(grant.parameters)
     return grant
+
+
+def check_quality(quality: quality_pb2.Quality) -> None:
+    """Check what a worker reports of a session's quality: it is kept, and shown to people.
+
+    Raises:
+        InvalidRequestError: A number is not finite or out of range.
+    """
+    for message, prefix, names in (
+        (quality, "quality", ("recent_mass_dropped", "recent_mass_dropped_peak", "persistence")),
+        (quality.divergence, "quality.divergence", ("same_share",)),
+    ):
+        for name in names:
+            value = getattr(message, name)
+            if not 0 <= value <= 1:  # False for NaN too.
+                raise InvalidRequestError(f"{prefix}.{name}", f"must be 0 to 1, got {value:g}")
+    if not 0 <= quality.divergence.nats < math.inf:
+        raise InvalidRequestError(
+            "quality.divergence.nats", f"must be a finite number of at least 0, got {quality.divergence.nats:g}"
+        )
 
 
 def _check_range(field: str, value: int, least: int, most: int) -> None:

@@ -43,6 +43,7 @@ def session_message(record: SessionRecord, wall_offset: float, *, segments: bool
         persistence=record.persistence,
         segment_count=len(record.segments),
         segment_bytes=record.segment_bytes,
+        quality=record.quality,
     )
     if record.tally is not None:
         message.evictions = record.tally.evictions

@@ -7,6 +7,7 @@ from typing import Any
 from scissorhands.errors import NotFoundError, StoreUnavailableError
 from scissorhands.ledger import SessionRecord
 from scissorhands.v1 import cache_manager_pb2, cache_manager_pb2_grpc
+from scissorhands_server.manager.checks import check_quality
 from scissorhands_server.manager.encoding import read_state, session_message
 from scissorhands_server.manager.planning import Planning
 from scissorhands_server.manager.segments import Segments
@@ -44,8 +45,9 @@ class CacheManagerServicer(cache_manager_pb2_grpc.CacheManagerServiceServicer):
     ) -> cache_manager_pb2.CloseSessionResponse:
         """End a lease, and delete the session's segments if asked to."""
         del context
+        check_quality(request.quality)
         record = await self._found(request.session_id)
-        self._sessions.close(record, discard=request.discard_segments)
+        self._sessions.close(record, request)
         if request.discard_segments:
             try:
                 await self._segments.discard(record)

@@ -89,9 +89,10 @@ class Sessions:
             raise refusals[0]
         return [record.session_id for record in records if record is not None and record.state is SessionState.OPEN]
 
-    def close(self, record: SessionRecord, *, discard: bool) -> None:
+    def close(self, record: SessionRecord, request: cache_manager_pb2.CloseSessionRequest) -> None:
         """End a lease."""
-        self._ledger.close(record, discard=discard)
+        quality = request.quality if request.HasField("quality") else None
+        self._ledger.close(record, discard=request.discard_segments, quality=quality)
         self._metrics.show(self._ledger)
 
     def adopt(self, session_id: str) -> SessionRecord:

@@ -37,6 +37,7 @@ def check(
         sampling=validate(request.sampling, info.vocabulary),
         stop=check_stops(request.stop),
         ignore_eos=request.ignore_eos,
+        shadow=request.shadow if request.HasField("shadow") else None,
     )
 
 

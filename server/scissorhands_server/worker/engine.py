@@ -1,7 +1,7 @@
 """The engine: one thread that steps all running rows together.
 
 Each turn of its loop frees the rows of streams that went away, gives free rows to waiting requests, reads one chunk of
-one prompt, and decodes one token of every row whose prompt has been read.
+one prompt, decodes one token of every row whose prompt has been read, and lets a shadow read if there is time.
 """
 
 import logging
@@ -16,13 +16,15 @@ import torch
 
 from scissorhands.cache import ResidentCache
 from scissorhands.errors import CapacityError, EngineError, ScissorhandsError, UnavailableError
-from scissorhands.row import Eviction, Phase, PlanSource, Row
+from scissorhands.row import Eviction, Row
 from scissorhands.step import ModelStep
+from scissorhands_server.worker.accounting import count_eviction
 from scissorhands_server.worker.loading import LoadedModel
 from scissorhands_server.worker.metrics import WorkerMetrics
 from scissorhands_server.worker.offload import Offloader
 from scissorhands_server.worker.planner import RemotePlanner
-from scissorhands_server.worker.task import Failed, Finished, Progress, Task, Token
+from scissorhands_server.worker.shadows import Shadows
+from scissorhands_server.worker.task import Failed, Finished, Progress, Rest, Task, Token
 
 LOGGER = logging.getLogger(__name__)
 
@@ -47,6 +49,7 @@ class Engine:
         new_cache: Makes what rows live in.
         planner: Whom the cache asks for plans; None if nobody.
         offloader: What becomes of evicted slots; None drops them.
+        shadows: Full caches that answers are compared with.
         metrics: The worker's metrics.
         rows: Tasks that run at once.
         queue: Tasks that may wait.
@@ -60,6 +63,7 @@ class Engine:
         new_cache: Callable[[], ResidentCache],
         planner: RemotePlanner | None,
         offloader: Offloader | None,
+        shadows: Shadows,
         metrics: WorkerMetrics,
         *,
         rows: int,
@@ -73,6 +77,7 @@ class Engine:
         self._cache = new_cache()
         self._planner = planner
         self._offloader = offloader
+        self._shadows = shadows
         self._metrics = metrics
         self._max_rows = rows
         self._max_queued = queue
@@ -144,7 +149,7 @@ class Engine:
     def _run(self) -> None:
         while True:
             with self._work:
-                if not (self._waiting or self._running or self._stopping):
+                if not (self._waiting or self._running or self._stopping or self._shadows.waited_for):
                     self._work.wait(IDLE_SECONDS)
                 if self._stopping:
                     break
@@ -158,10 +163,14 @@ class Engine:
         self._fail_all(UnavailableError("the worker is stopping"))
 
     def _turn(self) -> None:
+        began = time.monotonic()
         self._sweep()
         self._admit()
         self._prefill_chunk()
         self._decode()
+        busy = bool(self._running or self._waiting)
+        for task in self._shadows.work(time.monotonic() - began, busy=busy):
+            self._deliver(task)
         self._report()
 
     def _sweep(self) -> None:
@@ -170,7 +179,7 @@ class Engine:
             gone = [task for task in self._waiting if task.cancelled]
             for task in gone:
                 self._waiting.remove(task)
-        gone += [task for task in self._running if task.cancelled]
+        gone += [task for task in [*self._running, *self._shadows.waited_for] if task.cancelled]
         for task in gone:
             self._free(task, keep_evicted=False)
             self._metrics.ended("cancelled")
@@ -266,6 +275,7 @@ class Engine:
     def _accept(self, task: Task, logits: torch.Tensor) -> None:
         """Choose a task's next token and end the task if it was the last."""
         request = task.request
+        self._shadows.hold(task, logits)
         token = task.sampler.next(logits, task.ids)
         task.ids.append(token)
         now = time.monotonic()
@@ -278,42 +288,40 @@ class Engine:
         self._metrics.generated_tokens.inc()
         if token in self._eos_ids and not request.ignore_eos:
             task.emit(Token(token, ""))
-            self._finish(task, Finished("eos", "", task.text.finish()))
+            self._finish(task, Finished("eos", ""), task.text.finish())
             return
         delta = task.text.push(token)
         task.emit(Token(token, delta.text))
         if delta.stop is not None:
-            self._finish(task, Finished("stop", delta.stop, ""))
+            self._finish(task, Finished("stop", delta.stop), "")
         elif task.generated >= request.max_new_tokens:
-            self._finish(task, Finished("length", "", task.text.finish()))
+            self._finish(task, Finished("length", ""), task.text.finish())
 
     def _evicted(self, task: Task, eviction: Eviction | None) -> None:
         """Count an eviction and hand the evicted slots on."""
         if eviction is None:
             return
-        statistics, metrics = task.statistics, self._metrics
-        mass = eviction.mass()
-        statistics.evictions += 1
-        statistics.evicted_slots += eviction.slots
-        statistics.mass_dropped += mass
-        stall = eviction.waited if eviction.phase is Phase.PREFILL else 0.0
-        statistics.prefill_stall += stall
-        if eviction.source is PlanSource.MANAGER:
-            statistics.plans_manager += 1
-        else:
-            statistics.plans_local += 1
-        metrics.evictions.labels(task.grant.policy, eviction.phase.value).inc()
-        metrics.evicted_slots.inc(eviction.slots)
-        metrics.mass_dropped.inc(mass)
-        metrics.plans.labels(eviction.source.value, eviction.phase.value).inc()
-        metrics.prefill_stall.inc(stall)
+        count_eviction(task, eviction, self._metrics)
+        if task.shadowed and task.statistics.evictions == 1:
+            self._shadows.begin(task)
         if self._offloader:
             self._offloader.offload(task, eviction)
 
-    def _finish(self, task: Task, finished: Finished) -> None:
-        self._free(task, keep_evicted=True)
-        self._metrics.ended(finished.reason)
-        task.emit(finished)
+    def _finish(self, task: Task, finished: Finished, rest: str) -> None:
+        """Free the row of a task that has all its tokens, and send its last message unless that waits for a shadow."""
+        self._vacate(task)
+        task.finished = finished
+        if rest:
+            task.emit(Rest(rest))
+        if not self._shadows.finish(task):
+            self._deliver(task)
+
+    def _deliver(self, task: Task) -> None:
+        """Send the last message of a task."""
+        assert task.finished is not None
+        self._ended(task, True)
+        self._metrics.ended(task.finished.reason)
+        task.emit(task.finished)
 
     @contextmanager
     def _guard(self, tasks: Sequence[Task]) -> Iterator[None]:
@@ -339,6 +347,8 @@ class Engine:
         with self._work:
             tasks = [*self._waiting, *self._running]
             self._waiting.clear()
+        for task in self._shadows.drop_all():
+            self._deliver(task)
         self._cache = self._new_cache()
         for task in tasks:
             task.row = None
@@ -346,6 +356,13 @@ class Engine:
         self._report()
 
     def _free(self, task: Task, *, keep_evicted: bool) -> None:
+        """Free all that a task holds, and tell that it has ended."""
+        self._vacate(task)
+        self._shadows.drop(task)
+        self._ended(task, keep_evicted)
+
+    def _vacate(self, task: Task) -> None:
+        """Free a task's row."""
         if task.row is not None:
             try:
                 self._cache.remove_row(task.row)
@@ -358,7 +375,6 @@ class Engine:
             if task in self._running:
                 self._running.remove(task)
         self._report()
-        self._ended(task, keep_evicted)
 
     def _report(self) -> None:
         """Set the gauges to what is true now."""

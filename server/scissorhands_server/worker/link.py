@@ -143,7 +143,7 @@ class ManagerLink:
     async def _undo(self, opening: "asyncio.Task[budget_pb2.Grant | None]", session_id: str) -> None:
         with suppress(CapacityError, InvalidRequestError):
             await opening
-            await self.close(session_id, discard=True)
+            await self.close(cache_manager_pb2.CloseSessionRequest(session_id=session_id, discard_segments=True))
 
     def hold(self, spec: cache_manager_pb2.SessionSpec) -> None:
         """Renew the lease of a session, grant included, until :meth:`release`."""
@@ -153,9 +153,8 @@ class ManagerLink:
         """Stop renewing a lease; False if it was not held."""
         return self._sessions.pop(session_id, None) is not None
 
-    async def close(self, session_id: str, *, discard: bool) -> bool:
+    async def close(self, request: cache_manager_pb2.CloseSessionRequest) -> bool:
         """Close a session; False if the manager did not answer or had no room for the call."""
-        request = cache_manager_pb2.CloseSessionRequest(session_id=session_id, discard_segments=discard)
         try:
             await self.stub.CloseSession(request, timeout=self.deadline)
         except grpc.aio.AioRpcError as error:

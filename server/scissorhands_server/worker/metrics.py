@@ -4,12 +4,15 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from scissorhands.policies import POLICIES
 from scissorhands.row import Phase, PlanSource
+from scissorhands_server.worker.quality import ShadowResult
 
 RESULTS = ("eos", "stop", "length", "cancelled", "refused", "overloaded", "error")
 SEGMENT_RESULTS = ("offloaded", "dropped")
 MANAGER_ERRORS = ("unavailable", "deadline", "refused", "other")
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
+_SMALL_SHARES = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.02, 0.03, 0.05, 0.1, 0.2, 0.5, 1)
+_OVERLAPS = (0.4, 0.5, 0.55, 0.6, 0.65, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95, 1)
 
 
 class WorkerMetrics:
@@ -29,8 +32,8 @@ class WorkerMetrics:
         def gauge(name: str, text: str) -> Gauge:
             return Gauge(f"scissorhands_worker_{name}", text, registry=registry)
 
-        def histogram(name: str, text: str) -> Histogram:
-            return Histogram(f"scissorhands_worker_{name}", text, buckets=_SECONDS, registry=registry)
+        def histogram(name: str, text: str, buckets: tuple[float, ...] = _SECONDS) -> Histogram:
+            return Histogram(f"scissorhands_worker_{name}", text, buckets=buckets, registry=registry)
 
         self.requests = counter("requests_total", "Requests that ended, by how.", "model_name", "result")
         self.prompt_tokens = counter("prompt_tokens_total", "Prompt tokens read.")
@@ -51,6 +54,26 @@ class WorkerMetrics:
         self.evicted_slots = counter("evicted_slots_total", "Slots evicted, over all layers and KV heads.")
         self.mass_dropped = counter("attention_mass_dropped_total", "Attention on evicted slots, in queries a KV head.")
         self.mass = counter("attention_mass_total", "Attention in all, in queries a KV head.")
+        self.recent_mass_dropped = histogram(
+            "recent_attention_dropped_ratio",
+            "Of the attention since the eviction before, the share on the slots that an eviction drops.",
+            _SMALL_SHARES,
+        )
+        self.persistence = histogram(
+            "persistence_ratio",
+            "Overlap of the half of the slots that mattered with the half that mattered next; 0.5 is chance. Sampled.",
+            _OVERLAPS,
+        )
+        self.shadows = counter("shadows_total", "Comparisons with a full cache, by what became of them.", "result")
+        self.shadow_tokens = counter("shadow_tokens_total", "Generated tokens compared with a full cache's.")
+        self.shadow_same = counter("shadow_same_tokens_total", "Of those, tokens with the same most likely choice.")
+        self.shadow_divergence = counter(
+            "shadow_divergence_nats_total", "Sum over those tokens of the divergence from the full cache."
+        )
+        self.shadow_seconds = counter(
+            "shadow_seconds_total", "Time of the engine that full caches to compare with took."
+        )
+        self.shadow_reserved = gauge("shadow_reserved_bytes", "Bytes set aside for full caches to compare with.")
         self.plans = counter("plans_total", "Plans applied, by who computed them.", "source", "phase")
         self.plan_latency = histogram("plan_latency_seconds", "From a snapshot to the manager's plan.")
         self.plans_late = counter("plans_late_total", "Plans of the manager that came too late or did not fit.")
@@ -81,5 +104,7 @@ class WorkerMetrics:
         for result in SEGMENT_RESULTS:
             self.segments.labels(result)
             self.segment_bytes.labels(result)
+        for shadow in ShadowResult:
+            self.shadows.labels(shadow.value)
         for reason in MANAGER_ERRORS:
             self.manager_errors.labels(reason)

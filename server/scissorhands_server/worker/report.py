@@ -44,6 +44,7 @@ def finish_message(task: Task, finished: Finished, shape: ModelShape) -> generat
             segment_bytes=done.segment_bytes,
             segments_dropped=done.segments_dropped,
         ),
+        quality=task.quality.message(),
     )
 
 

@@ -12,6 +12,7 @@ from prometheus_client import CollectorRegistry
 
 from scissorhands.cache import ResidentCache
 from scissorhands.probe import probe
+from scissorhands.step import ModelStep
 from scissorhands.v1 import generation_pb2, generation_pb2_grpc
 from scissorhands.wire import model_shape
 from scissorhands_server.hosting import GrpcHost, MetricsEndpoint, address, configure_logging, run_until_signal
@@ -25,6 +26,7 @@ from scissorhands_server.worker.planner import RemotePlanner
 from scissorhands_server.worker.service import GenerationHost
 from scissorhands_server.worker.servicer import GenerationServicer
 from scissorhands_server.worker.settings import WorkerSettings
+from scissorhands_server.worker.shadows import ShadowLimits, Shadows
 from scissorhands_server.worker.task import Task
 from scissorhands_server.worker.uploader import Uploader
 
@@ -80,11 +82,14 @@ class Worker:
         self._uploader = Uploader(self._link, loop, settings.staging_bytes) if self._link else None
         planner = RemotePlanner(self._link, loop) if self._link else None
         model = loaded.model
+        new_cache = partial(ResidentCache, model_shape(loaded.info), model.dtype, model.device, planner)
+        limits = ShadowLimits(settings.shadow_bytes, settings.shadow_load, settings.shadow_patience)
         self._engine = Engine(
             loaded,
-            partial(ResidentCache, model_shape(loaded.info), model.dtype, model.device, planner),
+            new_cache,
             planner,
             Offloader(loaded.info, self._uploader, metrics) if self._uploader else None,
+            Shadows(ModelStep(model), new_cache, loaded.info.vocabulary, metrics, limits),
             metrics,
             rows=settings.rows,
             queue=settings.queue,
@@ -124,7 +129,7 @@ class Worker:
     def _ended(self, task: Task, keep_evicted: bool) -> None:
         """Close a task's session behind its segments; called from the engine's thread."""
         if self._link and self._uploader and self._link.release(task.session_id):
-            self._uploader.end(task.session_id, discard=not keep_evicted)
+            self._uploader.end(task.session_id, discard=not keep_evicted, quality=task.quality.message())
 
 
 async def _serve(settings: WorkerSettings, loaded: LoadedModel) -> None:

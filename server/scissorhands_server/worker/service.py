@@ -19,7 +19,8 @@ from scissorhands_server.worker.metrics import WorkerMetrics
 from scissorhands_server.worker.report import finish_message
 from scissorhands_server.worker.sampling import Sampler
 from scissorhands_server.worker.settings import WorkerSettings
-from scissorhands_server.worker.task import Event, Failed, Finished, GenerationRequest, Progress, Task, Token
+from scissorhands_server.worker.shadows import sampled
+from scissorhands_server.worker.task import Event, Failed, Finished, GenerationRequest, Progress, Rest, Task, Token
 from scissorhands_server.worker.text import TextStream
 
 # How long a stream waits for an event before it makes sure that the engine still runs.
@@ -149,6 +150,7 @@ class GenerationHost:
             text=TextStream(self.loaded.tokenizer, checked.stop),
             loop=asyncio.get_running_loop(),
             arrived=arrived,
+            shadowed=sampled(spec.session_id, self.settings.shadow_share) if checked.shadow is None else checked.shadow,
         )
         return task, granted
 
@@ -168,10 +170,8 @@ class GenerationHost:
         if isinstance(event, Token):
             delta = generation_pb2.Delta(text=event.text, token_ids=[event.token_id])
             return [generation_pb2.GenerateResponse(delta=delta)]
+        if isinstance(event, Rest):
+            return [generation_pb2.GenerateResponse(delta=generation_pb2.Delta(text=event.text))]
         if isinstance(event, Failed):
             raise event.error
-        responses = []
-        if event.text:
-            responses.append(generation_pb2.GenerateResponse(delta=generation_pb2.Delta(text=event.text)))
-        finish = finish_message(task, event, self._shape)
-        return [*responses, generation_pb2.GenerateResponse(finish=finish)]
+        return [generation_pb2.GenerateResponse(finish=finish_message(task, event, self._shape))]

@@ -52,5 +52,19 @@ class WorkerSettings(ServerSettings):
     staging_bytes: int = Field(
         default=64 << 20, ge=0, description="Bytes of encoded segments that may wait for the manager."
     )
+    shadow_share: float = Field(
+        default=0.0, ge=0, le=1, description="Share of requests whose answers are compared with a full cache's."
+    )
+    shadow_bytes: int = Field(
+        default=1 << 30,
+        ge=0,
+        description="Bytes that full caches to compare with may take; one that does not fit is skipped.",
+    )
+    shadow_load: float = Field(
+        default=0.1, ge=0, le=1, description="Share of the time that comparing may take while requests run."
+    )
+    shadow_patience: float = Field(
+        default=10.0, ge=0, le=3600, description="How long the last message of an answer waits for it, in seconds."
+    )
     grace: float = Field(default=10.0, ge=0, le=3600, description="How long a stop waits for answers, in seconds.")
     log_level: str = Field(default="info", description="Least severe messages to log: debug, info, warning or error.")

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from scissorhands.budget import Grant
 from scissorhands.errors import ScissorhandsError
 from scissorhands.row import Row
+from scissorhands_server.worker.quality import Quality
 from scissorhands_server.worker.sampling import Sampler, SamplingParameters
 from scissorhands_server.worker.text import TextStream
 
@@ -22,6 +23,7 @@ class GenerationRequest:
         sampling: How tokens are chosen.
         stop: Stop strings.
         ignore_eos: Whether to continue past end-of-sequence tokens.
+        shadow: Whether to compare the answer with a full cache's; None leaves it to the worker.
     """
 
     prompt: tuple[int, ...]
@@ -29,6 +31,7 @@ class GenerationRequest:
     sampling: SamplingParameters
     stop: tuple[str, ...]
     ignore_eos: bool
+    shadow: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -47,12 +50,18 @@ class Token:
 
 
 @dataclass(frozen=True)
+class Rest:
+    """Generation ended; ``text`` is what was still held back."""
+
+    text: str
+
+
+@dataclass(frozen=True)
 class Finished:
-    """Generation ended: ``eos``, ``stop`` or ``length``; ``text`` is what was still held back."""
+    """All that there is to tell is known; generation ended by ``eos``, ``stop`` or ``length``."""
 
     reason: str
     stop: str
-    text: str
 
 
 @dataclass(frozen=True)
@@ -62,7 +71,7 @@ class Failed:
     error: ScissorhandsError
 
 
-Event = Progress | Token | Finished | Failed
+Event = Progress | Token | Rest | Finished | Failed
 
 
 @dataclass
@@ -85,7 +94,8 @@ class Task:
     """One request: what was asked, how far it has come, and the events that its stream waits for.
 
     The engine's thread owns everything but ``events`` and ``cancelled``. Events are at most one for each prompt token
-    and new token, so the queue between the threads is bounded by the request itself.
+    and new token and two at the end, so the queue between the threads is bounded by the request itself. A task that has
+    ``finished`` has given its row back; it only waits for its shadow.
     """
 
     session_id: str
@@ -96,11 +106,14 @@ class Task:
     text: TextStream
     loop: asyncio.AbstractEventLoop
     arrived: float
+    shadowed: bool = False
     events: "asyncio.Queue[Event]" = field(default_factory=asyncio.Queue)
     cancelled: bool = False
     row: Row | None = None
     ids: list[int] = field(default_factory=list)
     statistics: Statistics = field(default_factory=Statistics)
+    quality: Quality = field(default_factory=Quality)
+    finished: Finished | None = None
     started: float = 0.0
     held_since: float = 0.0
     first_token: float = 0.0

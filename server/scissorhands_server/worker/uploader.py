@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import grpc
 
-from scissorhands.v1 import cache_manager_pb2
+from scissorhands.v1 import cache_manager_pb2, quality_pb2
 from scissorhands_server.worker.link import ManagerLink
 
 LOGGER = logging.getLogger(__name__)
@@ -66,8 +66,8 @@ class Uploader:
         self._bound = bound
         self._staged: deque[StagedSegment] = deque()
         self._bytes = 0
-        # By session, whether its segments are to be discarded.
-        self._ends: dict[str, bool] = {}
+        # By session.
+        self._ends: dict[str, cache_manager_pb2.CloseSessionRequest] = {}
         self._lock = threading.Lock()
         self._wake = asyncio.Event()
         self._drained = asyncio.Event()
@@ -103,8 +103,11 @@ class Uploader:
         self._notify()
         return True
 
-    def end(self, session_id: str, *, discard: bool) -> None:
-        """Queue a session's end; with ``discard`` its waiting segments are dropped."""
+    def end(self, session_id: str, *, discard: bool, quality: quality_pb2.Quality | None = None) -> None:
+        """Queue a session's end, with what eviction cost it; with ``discard`` its waiting segments are dropped."""
+        closing = cache_manager_pb2.CloseSessionRequest(
+            session_id=session_id, discard_segments=discard, quality=quality
+        )
         with self._lock:
             if discard:
                 for item in list(self._staged):
@@ -112,7 +115,7 @@ class Uploader:
                         self._staged.remove(item)
                         self._dropped(item)
             if len(self._ends) < MAX_ENDS:
-                self._ends[session_id] = discard
+                self._ends[session_id] = closing
         self._notify()
 
     @property
@@ -149,12 +152,12 @@ class Uploader:
         """Close the sessions that have ended and none of whose segments wait; False if one must be repeated."""
         with self._lock:
             waiting = {item.session.session_id for item in self._staged}
-            due = [end for end in self._ends.items() if end[0] not in waiting][:ENDS_AT_ONCE]
-        answered = await asyncio.gather(*(self._link.close(session, discard=discard) for session, discard in due))
+            due = [end for session, end in self._ends.items() if session not in waiting][:ENDS_AT_ONCE]
+        answered = await asyncio.gather(*(self._link.close(closing) for closing in due))
         with self._lock:
-            for (session, _), done in zip(due, answered, strict=True):
+            for closing, done in zip(due, answered, strict=True):
                 if done:
-                    del self._ends[session]
+                    del self._ends[closing.session_id]
         return all(answered)
 
     @staticmethod

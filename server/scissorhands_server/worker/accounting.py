@@ -1,0 +1,29 @@
+"""What an eviction adds to the figures of its task and of the worker."""
+
+from scissorhands.row import Eviction, Phase, PlanSource
+from scissorhands_server.worker.metrics import WorkerMetrics
+from scissorhands_server.worker.task import Task
+
+
+def count_eviction(task: Task, eviction: Eviction, metrics: WorkerMetrics) -> None:
+    """Count an eviction in the task's statistics and quality, and in the metrics."""
+    statistics = task.statistics
+    mass = eviction.mass()
+    statistics.evictions += 1
+    statistics.evicted_slots += eviction.slots
+    statistics.mass_dropped += mass
+    stall = eviction.waited if eviction.phase is Phase.PREFILL else 0.0
+    statistics.prefill_stall += stall
+    if eviction.source is PlanSource.MANAGER:
+        statistics.plans_manager += 1
+    else:
+        statistics.plans_local += 1
+    metrics.evictions.labels(task.grant.policy, eviction.phase.value).inc()
+    metrics.evicted_slots.inc(eviction.slots)
+    metrics.mass_dropped.inc(mass)
+    metrics.plans.labels(eviction.source.value, eviction.phase.value).inc()
+    metrics.prefill_stall.inc(stall)
+    recent, persistence = task.quality.evicted(eviction)
+    metrics.recent_mass_dropped.observe(recent)
+    if persistence is not None:
+        metrics.persistence.observe(persistence)
