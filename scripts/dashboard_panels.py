@@ -69,6 +69,11 @@ def _share(part: str, whole: str, legend: str) -> Query:
     return Query(f"sum(rate({part}[$__rate_interval])) / (sum(rate({whole}[$__rate_interval])) > 0)", legend)
 
 
+def _mean(metric: str) -> Query:
+    """Return the mean of a histogram."""
+    return _share(f"{metric}_sum", f"{metric}_count", "mean")
+
+
 def _words(metric: str) -> str:
     """Return a metric's name without prefix and suffix, in words."""
     name = metric.removeprefix(WORKER).removeprefix(MANAGER)
@@ -153,12 +158,14 @@ ROWS: tuple[tuple[str, tuple[Graph | Light, ...]], ...] = (
             ),
             Graph(
                 "Cache memory",
-                "Bytes allocated, evidence included; how many of them are quantized; what the rows would take in full.",
+                "Bytes allocated, evidence included; how many of them are quantized; what the rows would take in full; and "
+                "what is set aside for full caches to compare with.",
                 units.BytesIEC,
                 (
                     _sum(f"{WORKER}cache_allocated_bytes"),
                     _sum(f"{WORKER}cache_packed_bytes"),
                     _sum(f"{WORKER}cache_full_bytes"),
+                    _sum(f"{WORKER}shadow_reserved_bytes"),
                 ),
             ),
             Graph(
@@ -189,6 +196,51 @@ ROWS: tuple[tuple[str, tuple[Graph | Light, ...]], ...] = (
                 "Share of all attention that lay on evicted slots up to their eviction.",
                 units.PercentUnit,
                 (_share(f"{WORKER}attention_mass_dropped_total", f"{WORKER}attention_mass_total", "dropped"),),
+            ),
+        ),
+    ),
+    (
+        "Quality",
+        (
+            Graph(
+                "Recent attention dropped",
+                "Of the attention since the eviction before, the share on the slots that an eviction drops. As far as "
+                "importance persists, the next queries lose that much. Raise the budget if it is too much.",
+                units.PercentUnit,
+                (
+                    _mean(f"{WORKER}recent_attention_dropped_ratio"),
+                    *_quantiles(f"{WORKER}recent_attention_dropped_ratio")[1:],
+                ),
+            ),
+            Graph(
+                "Persistence of importance",
+                "Overlap of the half of the slots that mattered with the half that mattered next; 50 % is chance.",
+                units.PercentUnit,
+                (_mean(f"{WORKER}persistence_ratio"), _quantiles(f"{WORKER}persistence_ratio")[0]),
+            ),
+            Graph(
+                "Divergence from a full cache",
+                "Nats per generated token, over the answers that are compared.",
+                units.Short,
+                (_share(f"{WORKER}shadow_divergence_nats_total", f"{WORKER}shadow_tokens_total", "nats per token"),),
+            ),
+            Graph(
+                "Same choice as a full cache",
+                "Share of the compared tokens at which both have the same most likely token.",
+                units.PercentUnit,
+                (_share(f"{WORKER}shadow_same_tokens_total", f"{WORKER}shadow_tokens_total", "same"),),
+            ),
+            Graph(
+                "Comparisons with a full cache",
+                "By what became of them, per second.",
+                units.Short,
+                (_rate(f"{WORKER}shadows_total", "result"),),
+            ),
+            Graph(
+                "Cost of comparing",
+                "Share of the engine's time that comparing takes.",
+                units.PercentUnit,
+                (_rate(f"{WORKER}shadow_seconds_total"),),
             ),
         ),
     ),
