@@ -158,7 +158,7 @@ ROWS: tuple[tuple[str, tuple[Graph | Light, ...]], ...] = (
             ),
             Graph(
                 "Cache memory",
-                "Bytes allocated, evidence included; how many of them are quantized; what the rows would take in full; and "
+                "Bytes allocated, evidence included; how many of them are quantized; what the rows would take in full; "
                 "what is set aside for full caches to compare with.",
                 units.BytesIEC,
                 (
