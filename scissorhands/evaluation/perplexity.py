@@ -15,9 +15,9 @@ from transformers import PreTrainedModel
 from scissorhands.budget import Grant
 from scissorhands.cache import ResidentCache
 from scissorhands.errors import EngineError
+from scissorhands.evaluation.sizes import Sizes, sizes_of
 from scissorhands.evaluation.statistics import Losses
 from scissorhands.evaluation.texts import Tokens
-from scissorhands.pool import Pool
 from scissorhands.probe import model_shape
 from scissorhands.row import Planner, Row
 from scissorhands.view import StepView
@@ -25,8 +25,6 @@ from scissorhands.view import StepView
 # Bounds on the memory of one forward pass. Neither changes a result.
 MOST_ROWS = 8
 MOST_TOKENS = 64
-
-_HALF_BYTES = 2
 
 
 @dataclass(frozen=True)
@@ -37,14 +35,12 @@ class Measured:
         losses: ``[sequences, length - 1]`` in nats; column ``i`` is the loss of token ``i + 1``.
         first_eviction: Tokens that had been seen at the first eviction; losses from this column on are affected by
             it. None if nothing was evicted.
-        bytes_per_sequence: What a row allocates, keys, values, positions and evidence.
-        bytes_in_halves: What it would allocate with keys and values in 16 bits, and all else as it is.
+        sizes: Bytes of a row.
     """
 
     losses: Losses
     first_eviction: int | None
-    bytes_per_sequence: int
-    bytes_in_halves: int
+    sizes: Sizes
 
 
 def measure(
@@ -68,15 +64,14 @@ def measure(
         EngineError: The model's losses are not finite.
     """
     tokens = torch.from_numpy(sequences).to(model.device)
-    losses, first_eviction, allocated, in_halves = [], None, 0, 0
+    losses, first_eviction, sizes = [], None, None
     for start in range(0, len(tokens), MOST_ROWS):
         batch = tokens[start : start + MOST_ROWS]
         # The last token is only predicted, never fed.
         fed = batch[:, :-1]
         cache = ResidentCache(model_shape(model), model.dtype, model.device, planner_for(fed))
         rows = [cache.add_row(grant, name=str(index), limit=fed.shape[1]) for index in range(len(batch))]
-        allocated = cache.allocated_bytes() // len(rows)
-        in_halves = allocated - _beyond_halves(rows[0].pool) // len(rows)
+        sizes = sizes_of(cache)
         parts, done = [], 0
         for logits in feed(model, cache, rows, fed):
             if rows[0].epoch and first_eviction is None:
@@ -88,7 +83,8 @@ def measure(
     measured = torch.cat(losses).cpu().numpy()
     if not np.isfinite(measured).all():
         raise EngineError(f"losses under policy {grant.policy} are not finite; try --dtype float32")
-    return Measured(measured, first_eviction, allocated, in_halves)
+    assert sizes is not None
+    return Measured(measured, first_eviction, sizes)
 
 
 def feed(
@@ -119,12 +115,6 @@ def _until_due(row: Row) -> int:
     """Return how many tokens fit before a snapshot or an eviction is due."""
     ahead = row.slack - row.grant.parameters.lookahead
     return ahead if ahead > 0 else row.slack
-
-
-def _beyond_halves(pool: Pool) -> int:
-    """Return the bytes by which a pool's keys and values exceed 16-bit numbers."""
-    stored = [tensor for layer in pool.layers for tensor in (layer.keys, layer.values)]
-    return sum(max(0, tensor.element_size() - _HALF_BYTES) * tensor.numel() for tensor in stored)
 
 
 @torch.inference_mode()

@@ -21,12 +21,6 @@ from scissorhands.evaluation.texts import Tokens
 from scissorhands.grant import grant_text
 from scissorhands.row import Planner
 
-COMPRESSION_BASIS = (
-    "a full cache of 16-bit keys and values, over all bytes of the row with its keys and values in 16 bits: "
-    "positions and evidence as they are"
-)
-_HALF_BYTES = 2
-
 
 def run(request: Request, console: Console) -> Results:
     """Measure what is asked for and not yet done; ``console`` shows how far it is.
@@ -88,20 +82,8 @@ def _measure(setup: Setup, choice: Choice, granted: Grant, tokens: Tokens, full:
     return {
         "slots": granted.layer_slots[0],
         "raised": granted.raised,
-        **_bytes(setup, measured, tokens.shape[1]),
+        **measured.sizes.fields(setup.shape, tokens.shape[1], setup.model.dtype),
         **_loss(measured, full),
-    }
-
-
-def _bytes(setup: Setup, measured: Measured, length: int) -> Row:
-    in_halves = measured.bytes_in_halves
-    return {
-        # The full cache would hold the last token too, if it were fed; a row that evicts is no smaller without it.
-        "compression": setup.shape.full_bytes(length, _HALF_BYTES) / in_halves,
-        "compression_basis": COMPRESSION_BASIS,
-        "bytes_16_bit": in_halves,
-        "bytes_per_sequence": measured.bytes_per_sequence,
-        "dtype": str(setup.model.dtype).removeprefix("torch."),
     }
 
 

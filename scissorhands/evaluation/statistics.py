@@ -63,13 +63,29 @@ def interval_of_pairs(
     Returns:
         Both ends, in percent, or None for fewer than two sequences.
     """
-    if len(differences) < _FEWEST_SEQUENCES:
+    ends = interval_of_means(differences, resamples, seed)
+    return None if ends is None else (float(_percent(np.float64(ends[0]))), float(_percent(np.float64(ends[1]))))
+
+
+def interval_of_means(
+    values: npt.NDArray[np.float64], resamples: int = RESAMPLES, seed: int = SEED
+) -> tuple[float, float] | None:
+    """Return the 95 % interval of the mean of sequences' ``values``, by a percentile bootstrap over sequences.
+
+    Args:
+        values: One of each sequence.
+        resamples: How often the sequences are drawn.
+        seed: Of the draws; equal seeds give equal intervals.
+
+    Returns:
+        Both ends, or None for fewer than two sequences.
+    """
+    if len(values) < _FEWEST_SEQUENCES:
         return None
-    drawn = np.random.default_rng(seed).integers(len(differences), size=(resamples, len(differences)))
-    low, high = np.percentile(_percent(differences[drawn].mean(axis=1)), _TAILS)
+    drawn = np.random.default_rng(seed).integers(len(values), size=(resamples, len(values)))
+    low, high = np.percentile(values[drawn].mean(axis=1), _TAILS)
     return float(low), float(high)
 
 
-def _percent(difference: npt.NDArray[np.float64] | np.float64) -> npt.NDArray[np.float64] | np.float64:
-    result: npt.NDArray[np.float64] | np.float64 = 100 * np.expm1(difference)
-    return result
+def _percent(difference: np.float64) -> np.float64:
+    return np.float64(100 * np.expm1(difference))

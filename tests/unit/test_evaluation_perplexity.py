@@ -72,7 +72,7 @@ def test_losses_of_the_full_cache_are_those_of_transformers():
     measured = measure(model, granted, tokens.numpy())
     np.testing.assert_allclose(measured.losses, expected.numpy(), rtol=1e-4, atol=1e-4)
     assert measured.first_eviction is None
-    assert measured.bytes_per_sequence == granted.bytes
+    assert measured.sizes.allocated == granted.bytes
 
 
 def test_losses_are_equal_up_to_the_first_eviction_and_differ_after_it(engine):
@@ -83,7 +83,7 @@ def test_losses_are_equal_up_to_the_first_eviction_and_differ_after_it(engine):
     assert measured.first_eviction == SLOTS
     np.testing.assert_allclose(measured.losses[:, :SLOTS], reference.losses[:, :SLOTS], rtol=1e-4, atol=1e-4)
     assert np.all(np.abs(measured.losses[:, SLOTS:] - reference.losses[:, SLOTS:]).max(axis=1) > 1e-2)
-    assert measured.bytes_per_sequence == few.bytes
+    assert measured.sizes.allocated == few.bytes
 
 
 def test_more_sequences_than_a_batch_holds(engine, monkeypatch):

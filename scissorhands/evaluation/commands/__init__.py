@@ -6,9 +6,10 @@ the help, or naming a wrong option, must not take the seconds that torch takes t
 
 import click
 
-from scissorhands.evaluation.commands import perplexity, report
+from scissorhands.evaluation.commands import agreement, perplexity, report
 
 _SUBCOMMANDS = [
+    agreement.command,
     perplexity.command,
     report.command,
 ]

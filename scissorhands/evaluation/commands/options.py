@@ -12,6 +12,7 @@ from rich.console import Console
 
 from scissorhands.errors import InvalidRequestError, ScissorhandsError
 from scissorhands.evaluation.request import Request, choices
+from scissorhands.evaluation.table import Table
 from scissorhands.evaluation.texts import read_text
 
 # Columns of a table where no terminal sets them.
@@ -138,11 +139,16 @@ def evaluation_options(
     return decorate
 
 
-def table_options(command: Command) -> Command:
-    """Give a command the options ``--markdown`` and ``--plot``."""
+def markdown_option(command: Command) -> Command:
+    """Give a command the option ``--markdown``."""
     path = click.Path(dir_okay=False, path_type=Path)
-    command = click.option("--plot", type=path, help="Write the plot here, a PNG.")(command)
     return click.option("--markdown", type=path, help="Write the table here, as Markdown.")(command)
+
+
+def plot_option(command: Command) -> Command:
+    """Give a command the option ``--plot``."""
+    path = click.Path(dir_okay=False, path_type=Path)
+    return click.option("--plot", type=path, help="Write the plot here, a PNG.")(command)
 
 
 @contextmanager
@@ -182,9 +188,22 @@ def work(module: str) -> Any:
         raise click.ClickException(message) from error
 
 
-def output_console() -> Console:
-    """Return the console that results are printed on, wide enough for a table where no terminal sets its width."""
+def plots(path: Path | None) -> None:
+    """Find out before anything is measured whether a plot can be written.
+
+    Raises:
+        InvalidRequestError: There is no such folder.
+        ClickException: A plot is asked for, and matplotlib is not installed.
+    """
+    if writable(path, "plot"):
+        work("plot")
+
+
+def show(table: Table, markdown: Path | None) -> None:
+    """Print a table, wide enough where no terminal sets its width, and write it if that is asked for."""
     console = Console()
     if not console.is_terminal:
         console.width = _PIPED_WIDTH
-    return console
+    console.print(table.rich())
+    if markdown:
+        markdown.write_text(table.markdown(), encoding="utf-8")
