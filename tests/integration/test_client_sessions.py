@@ -72,9 +72,20 @@ def test_list_command_prints_json(manager):
 def test_show_command(manager):
     result = run(manager, "show", "session-1")
     assert result.exit_code == 0
-    for expected in ("[tiny]", "20 to 22 slots", "h2o:default", "12.50%", "75.00% on average", "1,234 slots", "617"):
+    for expected in (
+        "[tiny]",
+        "20 to 22 slots",
+        "h2o:default",
+        "12.50%",
+        "75.00% on average",
+        "1,234 slots",
+        "617",
+        "80% (50%",
+        "not compared",
+    ):
         assert expected in result.stdout
     assert json.loads(run(manager, "show", "session-1", "--json").stdout)["segments"][0]["size_bytes"] == 5_000
+    assert json.loads(run(manager, "show", "session-1", "--json").stdout)["quality"]["shadow"] == "late"
 
 
 def test_an_unknown_session_is_one_line(manager):

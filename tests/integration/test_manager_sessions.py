@@ -15,7 +15,7 @@ from support.processes import ManagerProcess, samples, wait_for
 
 from scissorhands.budget import BudgetRequest, ModelShape
 from scissorhands.grant import PolicyRequest, grant
-from scissorhands.v1 import budget_pb2, cache_manager_pb2
+from scissorhands.v1 import budget_pb2, cache_manager_pb2, quality_pb2
 from scissorhands.wire import read_grant
 
 pb = cache_manager_pb2
@@ -174,6 +174,32 @@ async def test_a_session_is_opened_listed_closed_and_closed_again(manager, conne
         for _ in range(2):
             closed = await stub.CloseSession(pb.CloseSessionRequest(session_id="life"), timeout=10)
             assert closed.session.state == pb.SESSION_STATE_CLOSED
+
+
+@pytest.mark.parametrize(
+    ("quality", "field"),
+    [
+        ({"recent_mass_dropped": 1.5}, "quality.recent_mass_dropped"),
+        ({"persistence": float("nan")}, "quality.persistence"),
+        ({"divergence": {"same_share": -0.1}}, "quality.divergence.same_share"),
+        ({"divergence": {"nats": float("inf")}}, "quality.divergence.nats"),
+    ],
+)
+async def test_a_report_of_quality_that_cannot_be_is_refused(manager, connect, quality, field):
+    closing = pb.CloseSessionRequest(session_id="reported", quality=quality)
+    async with connect(manager) as stub:
+        assert await refused(stub.CloseSession(closing, timeout=10)) == field
+
+
+async def test_the_quality_of_a_session_is_what_its_worker_reported_last(manager, connect):
+    async with connect(manager) as stub:
+        await opened(stub, spec("reported"))
+        session = (await stub.GetSession(pb.GetSessionRequest(session_id="reported"), timeout=10)).session
+        assert not session.HasField("quality")
+        quality = quality_pb2.Quality(persistence=0.75, divergence=quality_pb2.Divergence(tokens=3, nats=0.5))
+        for told in (quality, None):  # A repeated end may come from somebody who cannot tell.
+            closing = pb.CloseSessionRequest(session_id="reported", quality=told)
+            assert (await stub.CloseSession(closing, timeout=10)).session.quality == quality
 
 
 @pytest.mark.parametrize("method", ["GetSession", "CloseSession"])

@@ -7,7 +7,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from support.scripted_server import scripted_server
 
 from scissorhands.errors import NotFoundError
-from scissorhands.v1 import budget_pb2, cache_manager_pb2, cache_manager_pb2_grpc, model_pb2
+from scissorhands.v1 import budget_pb2, cache_manager_pb2, cache_manager_pb2_grpc, model_pb2, quality_pb2
 
 COUNT = 5
 
@@ -33,6 +33,7 @@ def session(number, *, segments):
         persistence=[0.5, 1.0],
         segment_count=1,
         segment_bytes=5_000,
+        quality=quality_pb2.Quality(shadow=quality_pb2.SHADOW_RESULT_LATE, persistence=0.8),
     )
     if segments:
         found.segments.add(epoch=0, step=64, slots=617, size_bytes=5_000)

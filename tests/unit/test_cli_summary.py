@@ -10,6 +10,7 @@ from scissorhands_client.collector import Collector
 from scissorhands_client.commands.summary import result_object, summary_line, summary_table, to_json
 from scissorhands_client.convert import read_event
 from scissorhands_client.errors import ServerError
+from scissorhands_client.quality import Divergence, Quality, ShadowResult
 from scissorhands_client.types import Budget, Delta, GrantSource
 
 
@@ -40,6 +41,25 @@ def test_what_cannot_be_computed_is_not_shown_as_a_number(result):
     answer = json.loads(to_json(result_object(result)))
     assert answer["cache"]["compression"] is answer["cache"]["compression_16bit"] is None
     assert answer["usage"]["tokens_per_second"] is answer["seed"] is None
+
+
+def test_what_eviction_cost_is_told_as_far_as_it_is_known(result):
+    assert not any(name in shown(result) for name in ("Recent attention", "Importance", "Against a full cache"))
+    assert "nats" not in summary_line(result)
+    known = Quality(0.0123, 0.2, 0.81, ShadowResult.MEASURED, Divergence(2000, 0.0525, 0.9375))
+    told = replace(result, finish=replace(result.finish, quality=known))
+    text = shown(told)
+    assert "1.23% an eviction on average, 20.00% at most" in text
+    assert "81% (50% is chance)" in text
+    assert "0.0525 nats a token, the same choice at 93.8% of 2,000 tokens" in text
+    assert "0.0525 nats from the full cache" in summary_line(told)
+    assert json.loads(to_json(result_object(told)))["quality"]["divergence"]["same_share"] == 0.9375
+
+
+@pytest.mark.parametrize("outcome", [ShadowResult.NO_MEMORY, ShadowResult.LATE, ShadowResult.FAILED])
+def test_why_there_is_no_comparison_is_told(result, outcome):
+    without = replace(result.finish.quality, shadow=outcome)
+    assert "not compared: " in shown(replace(result, finish=replace(result.finish, quality=without)))
 
 
 def test_who_granted_and_how_much_is_told(result):

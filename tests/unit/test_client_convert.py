@@ -4,17 +4,20 @@ import pytest
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from scissorhands.v1 import budget_pb2, cache_manager_pb2, generation_pb2, model_pb2
+from scissorhands.v1 import budget_pb2, cache_manager_pb2, generation_pb2, model_pb2, quality_pb2
 from scissorhands_client import (
     Budget,
     ChatMessage,
+    Divergence,
     FinishReason,
     GenerateOptions,
     GrantSource,
     InvalidRequestError,
     Policy,
+    Quality,
     SegmentInfo,
     SessionState,
+    ShadowResult,
     TokenIds,
 )
 from scissorhands_client.convert import generate_request, list_request, read_event, read_served_model, read_session
@@ -136,6 +139,7 @@ def test_a_session():
         open_time=Timestamp(seconds=1_700_000_000),
         persistence=[0.5, 0.75],
         segments=[cache_manager_pb2.SegmentInfo(epoch=1, step=64, slots=12, size_bytes=100)],
+        quality=quality_pb2.Quality(recent_mass_dropped=0.0, recent_mass_dropped_peak=0.25, shadow=3),
     )
     session = read_session(message)
     assert (session.session_id, session.state) == ("s", SessionState.EXPIRED)
@@ -145,11 +149,29 @@ def test_a_session():
     assert session.open_time == datetime(2023, 11, 14, 22, 13, 20, tzinfo=UTC)
     assert session.persistence == (0.5, 0.75)
     assert session.segments == (SegmentInfo(1, 64, 12, 100),)
+    assert session.quality == Quality(0.0, 0.25, None, ShadowResult.LATE, None)
 
 
 def test_an_empty_session_has_no_wishes_and_no_grant():
     session = read_session(cache_manager_pb2.Session())
-    assert (session.budget, session.policy, session.grant) == (None, None, None)
+    assert (session.budget, session.policy, session.grant, session.quality) == (None, None, None, None)
+
+
+def test_what_eviction_cost():
+    quality = quality_pb2.Quality(
+        shadow=quality_pb2.SHADOW_RESULT_MEASURED,
+        divergence=quality_pb2.Divergence(tokens=4, nats=0.5, same_share=0.75),
+    )
+    finish = read_event(generation_pb2.GenerateResponse(finish=generation_pb2.Finish(quality=quality)))
+    assert finish.quality == Quality(None, None, None, ShadowResult.MEASURED, Divergence(4, 0.5, 0.75))
+
+
+def test_a_full_cache_is_compared_with_only_if_somebody_says_so():
+    assert not generate_request("text", GenerateOptions()).HasField("shadow")
+    for said in (True, False):
+        request = generate_request("text", GenerateOptions(shadow=said))
+        assert request.HasField("shadow")
+        assert request.shadow is said
 
 
 def test_pages_of_sessions_are_asked_for():
