@@ -1,18 +1,16 @@
 """Running ``eval perplexity``: the full cache first, then cell by cell."""
 
-import base64
 from dataclasses import asdict
-from typing import Any
 
-import numpy as np
 import torch
 from rich.console import Console
 
 from scissorhands.budget import Grant
 from scissorhands.evaluation import statistics
 from scissorhands.evaluation.cells import Advance, Cell, Runner
+from scissorhands.evaluation.losses import full_fields, full_losses, loss_fields
 from scissorhands.evaluation.oracle import choice_grant, foresee
-from scissorhands.evaluation.perplexity import Measured, measure
+from scissorhands.evaluation.perplexity import measure
 from scissorhands.evaluation.request import ORACLE, ORACLES, Choice, Request
 from scissorhands.evaluation.results import Results, Row
 from scissorhands.evaluation.setup import Setup, prepare, tell_anew
@@ -39,10 +37,7 @@ def run(request: Request, console: Console) -> Results:
     work = tokens.shape[0] * (tokens.shape[1] - 1)
 
     def measure_full(advance: Advance) -> Row:
-        losses = measure(setup.model, setup.full_grant(), tokens, advance).losses
-        # Little-endian float32 [sequences, length - 1]: later cells are compared to it.
-        packed = base64.b64encode(losses.astype("<f4").tobytes()).decode("ascii")
-        return {"perplexity": statistics.perplexity(losses), **_sums(losses, ""), "losses": packed}
+        return full_fields(measure(setup.model, setup.full_grant(), tokens, advance).losses)
 
     def cell(choice: Choice) -> Cell:
         return Cell(
@@ -59,19 +54,6 @@ def run(request: Request, console: Console) -> Results:
     return results
 
 
-def full_losses(results: Results) -> Losses:
-    """Return the losses of the full cache, ``[sequences, length - 1]`` in nats.
-
-    Raises:
-        ValueError: They are not of this shape.
-        KeyError: There are none.
-        TypeError: They are something else.
-    """
-    packed = base64.b64decode(results.full["losses"], validate=True)
-    shape = (results.settings["sequences"], results.settings["length"] - 1)
-    return np.frombuffer(packed, dtype="<f4").reshape(shape)
-
-
 def _measure(setup: Setup, choice: Choice, granted: Grant, tokens: Tokens, full: Losses, advance: Advance) -> Row:
     def planner_for(batch: torch.Tensor) -> Planner | None:
         if choice.policy not in ORACLES:
@@ -83,32 +65,5 @@ def _measure(setup: Setup, choice: Choice, granted: Grant, tokens: Tokens, full:
         "slots": granted.layer_slots[0],
         "raised": granted.raised,
         **measured.sizes.fields(setup.shape, tokens.shape[1], setup.model.dtype),
-        **_loss(measured, full),
-    }
-
-
-def _loss(measured: Measured, full: Losses) -> Row:
-    losses, first = measured.losses, measured.first_eviction
-    row: dict[str, Any] = {
-        "perplexity": statistics.perplexity(losses),
-        "increase_percent": statistics.increase_percent(losses, full),
-        "ci95": statistics.interval_percent(losses, full),
-        **_sums(losses, ""),
-        "first_eviction": first,
-        "increase_percent_after_eviction": None,
-        "ci95_after_eviction": None,
-    }
-    if first is not None:
-        after, full_after = losses[:, first:], full[:, first:]
-        row["increase_percent_after_eviction"] = statistics.increase_percent(after, full_after)
-        row["ci95_after_eviction"] = statistics.interval_percent(after, full_after)
-        row |= _sums(after, "_after_eviction")
-    return row
-
-
-def _sums(losses: Losses, suffix: str) -> Row:
-    """Return what a comparison in pairs needs: of each sequence the sum of its losses, and of how many."""
-    return {
-        f"loss_sums{suffix}": losses.sum(axis=1, dtype=np.float64).tolist(),
-        f"loss_count{suffix}": losses.shape[1],
+        **loss_fields(measured.losses, measured.first_eviction, full),
     }
