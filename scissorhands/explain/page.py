@@ -41,13 +41,14 @@ def page(recording: Recording, texts: list[str], model: str, budget: str) -> str
 
 def _data(recording: Recording, texts: list[str], model: str, budget: str) -> dict[str, Any]:
     """Return what the script reads; see ``state.js``."""
-    layers, heads, appended = recording.dropped_at.shape
+    _, heads, appended = recording.dropped_at.shape
     cuts = recording.cuts
     return {
         "model": model,
         "texts": texts,
         "prompt": recording.prompt,
-        "layers": layers,
+        "layers": recording.shape.global_layers,
+        "slidingLayers": recording.shape.layers - len(recording.shape.global_layers),
         "heads": heads,
         "appended": appended,
         "cuts": {
@@ -72,7 +73,11 @@ def _figures(recording: Recording, budget: str) -> list[dict[str, str]]:
     policy = grant.policy if grant.preset == "default" else f"{grant.policy}:{grant.preset}"
     return [
         _figure("policy", policy, numbers),
-        _figure("budget", budget, f"{grant.layer_slots[0]:,} slots per layer and KV head{raised}"),
+        _figure(
+            "budget",
+            budget,
+            f"{_slots(recording)} per layer and KV head{raised}",
+        ),
         _figure(
             "allocated",
             _bytes(recording.allocated_bytes),
@@ -91,6 +96,11 @@ def _figures(recording: Recording, budget: str) -> list[dict[str, str]]:
             "share of all attention that lay on slots that were evicted later",
         ),
     ]
+
+
+def _slots(recording: Recording) -> str:
+    slots = sorted({recording.grant.layer_slots[layer] for layer in recording.shape.global_layers})
+    return f"{slots[0]:,} slots" if len(slots) == 1 else f"{slots[0]:,} to {slots[-1]:,} slots"
 
 
 def _figure(name: str, value: str, note: str) -> dict[str, str]:

@@ -76,8 +76,9 @@ class _Notes:
     """
 
     def __init__(self, cache: ResidentCache, tokens: int) -> None:
-        shape = (cache.shape.layers, cache.shape.kv_heads, tokens)
         self._cache = cache
+        self._layers = cache.shape.global_layers
+        shape = (len(self._layers), cache.shape.kv_heads, tokens)
         self._heads = np.arange(cache.shape.kv_heads)[:, np.newaxis]
         self.cuts: list[Cut] = []
         self.dropped_at = np.zeros(shape, np.int32)
@@ -88,15 +89,17 @@ class _Notes:
         if eviction is None:
             return
         self.cuts.append(Cut(eviction.step, eviction.phase.value, eviction.slots, eviction.mass()))
-        for layer, slots in enumerate(eviction.layers):
-            place = (layer, self._heads, slots.positions.cpu().numpy())
+        for index, layer in enumerate(self._layers):
+            slots = eviction.layers[layer]
+            place = (index, self._heads, slots.positions.cpu().numpy())
             self.dropped_at[place] = len(self.cuts)
             self.mass[place] = slots.mass.cpu().numpy()
 
     def held(self, row: Row) -> None:
         """Note what the slots that are still held have received."""
-        for layer, evidence in enumerate(self._cache.snapshot(row, ahead=0, incoming=1).layers):
-            self.mass[layer, self._heads, evidence.positions] = evidence.signals["mass"]
+        held = self._cache.snapshot(row, ahead=0, incoming=1, layers=self._layers)
+        for index, evidence in enumerate(held.layers):
+            self.mass[index, self._heads, evidence.positions] = evidence.signals["mass"]
 
 
 def _choose(logits: torch.Tensor) -> int:

@@ -39,8 +39,8 @@ class Recording:
         shape: The model's sizes.
         allocated_bytes: Of the row, measured on its tensors.
         cuts: The evictions, in order.
-        dropped_at: ``[layers, kv_heads, len(ids) - 1]`` int32: number of the eviction, from 1, that dropped a token's
-            slot; 0 if it is still held.
+        dropped_at: ``[global layers, kv_heads, len(ids) - 1]`` int32: number of the eviction, from 1, that dropped a
+            token's slot; 0 if it is still held. Sliding layers do not evict: their windows move by themselves.
         mass: The same shape, float32: attention that the slot received while it was held, in queries.
     """
 
@@ -71,4 +71,5 @@ class Recording:
     @property
     def mass_dropped(self) -> float:
         """Share of all attention that lay on slots that were evicted later."""
-        return sum(cut.mass for cut in self.cuts) / (self.appended * self.shape.layers * self.shape.kv_heads)
+        lanes = len(self.shape.global_layers) * self.shape.kv_heads
+        return sum(cut.mass for cut in self.cuts) / (self.appended * lanes)

@@ -52,10 +52,13 @@ def run(request: Request, console: Console) -> str:
     """
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     model, tokenizer = load(request.model, request.dtype, request.device)
+    shape = model_shape(model)
+    if not shape.global_layers:
+        raise InvalidRequestError("model", "has only sliding layers, from which nothing is ever evicted")
     prompt = _prompt_ids(request, model, tokenizer)
     name, _, preset = request.policy.partition(":")
     length = len(prompt) + request.max_new_tokens
-    granted = grant(request.budget, PolicyRequest(name, preset), model_shape(model), length)
+    granted = grant(request.budget, PolicyRequest(name, preset), shape, length)
     with _progress(console) as progress:
         task = progress.add_task("reading and decoding", total=length - 1)
         recording = record(

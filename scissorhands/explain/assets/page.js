@@ -3,7 +3,7 @@
 const element = (id) => document.getElementById(id);
 const state = readState(JSON.parse(element("data").textContent));
 const tokens = [];
-const chosen = { moment: state.moments.length - 1, layer: null, head: null, token: null };
+const chosen = { moment: state.moments.length - 1, layer: null, head: null, token: null, at: null };
 let moveChart;
 let timer = null;
 
@@ -22,7 +22,9 @@ function add(parent, tag, text = "", name = "") {
 function build() {
   const answer = state.texts.length - state.prompt;
   element("subtitle").textContent =
-    `${state.model} · ${plural(state.layers, "layer")} of ${plural(state.heads, "KV head")}`;
+    `${state.model} · ${plural(state.layers.length, state.slidingLayers ? "global layer" : "layer")} of ` +
+    plural(state.heads, "KV head") +
+    (state.slidingLayers ? ` · ${plural(state.slidingLayers, "sliding layer")} not shown: each holds its window` : "");
   for (const { name, value, note } of state.figures) {
     const tile = add(element("figures"), "div");
     add(tile, "dt", name);
@@ -40,12 +42,12 @@ function build() {
   });
   tokens[tokens.length - 1].classList.add("last");
   choices(element("layer"), state.layers);
-  choices(element("head"), state.heads);
+  choices(element("head"), [...Array(state.heads).keys()]);
   const slider = element("moment");
   slider.max = state.moments.length - 1;
   slider.disabled = element("play").disabled = state.moments.length === 1;
-  element("strip-first").textContent = "0";
-  element("strip-last").textContent = state.layers - 1;
+  element("strip-first").textContent = state.layers[0];
+  element("strip-last").textContent = state.layers.at(-1);
   moveChart = drawChart(element("chart"), state);
 }
 
@@ -61,9 +63,9 @@ function writeToken(token, text) {
   });
 }
 
-function choices(select, number) {
+function choices(select, names) {
   add(select, "option", "all").value = "";
-  for (let index = 0; index < number; index++) add(select, "option", index).value = index;
+  names.forEach((name, index) => (add(select, "option", name).value = index));
 }
 
 function draw() {
@@ -103,20 +105,24 @@ function writeCaption(moment, held) {
   caption.textContent = "";
   add(caption, "b", title(moment));
   const doing = moment.kind === "after" ? (moment.phase === "prefill" ? ", reading the prompt" : ", decoding") : "";
+  caption.append(`${doing}: ${plural(moment.seen, "token")} seen, ${count(moment.held)} slots held`);
   let everywhere = 0, nowhere = 0;
   for (let position = 0; position < moment.seen; position++) {
     everywhere += held[position] > 0.9999;
     nowhere += held[position] === 0;
   }
-  const between = moment.seen - everywhere - nowhere;
-  const parts = [
-    `${plural(moment.seen, "token")} seen`,
-    `${count(everywhere)} held everywhere`,
-    ...(chosen.layer !== null && (chosen.head !== null || state.heads === 1) ? [] : [`${count(between)} in part`]),
-    `${count(nowhere)} nowhere`,
-    `mass dropped so far ${percent(moment.massDropped)}`,
-  ];
-  caption.append(`${doing}: ${parts.join(" · ")}`);
+  const counts = element("counts");
+  counts.textContent = "";
+  for (const [name, value] of [
+    ["held everywhere", count(everywhere)],
+    ["in part", count(moment.seen - everywhere - nowhere)],
+    ["nowhere", count(nowhere)],
+    ["mass dropped, all layers", percent(moment.massDropped)],
+  ]) {
+    const pair = add(counts, "div");
+    add(pair, "dt", name);
+    add(pair, "dd", value);
+  }
 }
 
 function drawCard() {
@@ -151,26 +157,25 @@ function drawCard() {
     if (seen) {
       drawGrid(grid, state, moment, position, lanes);
       grid.setAttribute("aria-label", `Held by ${held} of ${lanes.length}`);
-      element("card-legend").textContent = `layers 0 to ${state.layers - 1} across, KV heads down`;
+      element("card-legend").textContent = `layers ${state.layers[0]} to ${state.layers.at(-1)} across, KV heads down`;
     }
   }
   placeCard(card, token);
 }
 
+// Below the token, or below the pointer if that is over the picture; above where there is no room.
 function placeCard(card, token) {
-  const box = token.getClientRects()[0] ?? token.getBoundingClientRect();
-  const width = document.documentElement.clientWidth;
-  const left = Math.min(box.left, width - card.offsetWidth - 12);
+  const box = chosen.at ?? token.getClientRects()[0] ?? token.getBoundingClientRect();
+  const left = Math.min(box.left, document.documentElement.clientWidth - card.offsetWidth - 12);
   const below = box.bottom + 8 + card.offsetHeight < window.innerHeight;
   const top = below ? box.bottom + 8 : box.top - card.offsetHeight - 8;
-  const origin = document.body.getBoundingClientRect();
   card.style.left = `${Math.max(8, left) + window.scrollX}px`;
   card.style.top = `${top + window.scrollY}px`;
 }
 
-function pick(token) {
-  if (token === chosen.token) return;
-  chosen.token = token;
+function pick(token, at = null) {
+  if (token === chosen.token && at === chosen.at) return;
+  Object.assign(chosen, { token, at });
   drawCard();
 }
 
@@ -208,6 +213,11 @@ function listen() {
     const { layer } = placeInStrip(strip, state, event);
     choose({ layer: layer === chosen.layer ? null : layer });
   });
+  strip.addEventListener("pointermove", (event) => {
+    const { clientX: left, clientY: top } = event;
+    pick(placeInStrip(strip, state, event).position, { left: left + 8, top, bottom: top + 8 });
+  });
+  strip.addEventListener("pointerleave", () => pick(null));
   for (const text of document.querySelectorAll(".text")) {
     text.addEventListener("pointerover", ({ target }) => {
       const token = target.closest(".token");
@@ -239,9 +249,9 @@ function walk(event) {
   pick(to);
 }
 
-// A view can be linked to: page.html#moment=7&layer=3&head=0&token=120.
+// A view can be linked to: page.html#moment=7&layer=3&head=0&token=120, all counted from 0 among those shown.
 function readLink() {
-  const limits = { moment: state.moments.length, layer: state.layers, head: state.heads, token: state.texts.length };
+  const limits = { moment: state.moments.length, layer: state.layers.length, head: state.heads, token: state.texts.length };
   for (const [name, value] of new URLSearchParams(location.hash.slice(1))) {
     const number = Number(value);
     if (name in limits && Number.isInteger(number) && number >= 0 && number < limits[name]) chosen[name] = number;
@@ -252,3 +262,7 @@ build();
 readLink();
 listen();
 draw();
+if (chosen.token !== null) {
+  tokens[chosen.token].scrollIntoView({ block: "nearest" });
+  drawCard();
+}

@@ -21,10 +21,10 @@ function drawStrip(canvas, state, moment, layer, head) {
   const columns = Math.min(state.appended, canvas.width);
   const small = document.createElement("canvas");
   small.width = columns;
-  small.height = state.layers;
-  const image = new ImageData(columns, state.layers);
+  small.height = state.layers.length;
+  const image = new ImageData(columns, state.layers.length);
   const [held, cut, track, paper] = ["--held", "--cut", "--track", "--paper"].map(color);
-  for (let row = 0; row < state.layers; row++) {
+  for (let row = 0; row < state.layers.length; row++) {
     const shares = sharesOf(state, moment, lanesOf(state, row, head));
     for (let column = 0; column < columns; column++) {
       const from = Math.floor((column * state.appended) / columns);
@@ -49,7 +49,7 @@ function drawStrip(canvas, state, moment, layer, head) {
   if (layer !== null) {
     context.strokeStyle = `rgb(${ink})`;
     context.lineWidth = 1.5;
-    const row = height / state.layers;
+    const row = height / state.layers.length;
     context.strokeRect(0.75, layer * row, width - 1.5, row);
   }
   const [reading, answer] = [moment.seen, state.prompt].map((position) => (position / state.appended) * width);
@@ -64,7 +64,7 @@ function placeInStrip(canvas, state, event) {
   const box = canvas.getBoundingClientRect();
   const part = (value, count) => Math.min(count - 1, Math.max(0, Math.floor(value * count)));
   return {
-    layer: part((event.clientY - box.top) / box.height, state.layers),
+    layer: part((event.clientY - box.top) / box.height, state.layers.length),
     position: part((event.clientX - box.left) / box.width, state.appended),
   };
 }
@@ -93,8 +93,8 @@ function drawChart(svg, state) {
 
 // One column a layer, one row a head: filled where the token is held.
 function drawGrid(canvas, state, moment, position, lanes) {
-  const cell = Math.max(4, Math.min(12, Math.floor(272 / state.layers)));
-  const [width, height] = [state.layers * cell, state.heads * cell];
+  const cell = Math.max(4, Math.min(12, Math.floor(272 / state.layers.length)));
+  const [width, height] = [state.layers.length * cell, state.heads * cell];
   canvas.style.width = `${width}px`;
   canvas.style.height = `${height}px`;
   const context = sharp(canvas, width, height);

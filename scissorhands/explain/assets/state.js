@@ -1,14 +1,15 @@
 "use strict";
 // What the page knows: who held which token, at every moment. Nothing here draws.
 //
-// A lane is one KV head of one layer. `droppedAt[lane * appended + position]` is the number of the eviction, from 1,
+// `layers` are the numbers of the global layers, those that evict; elsewhere a layer is an index into them. A lane is one
+// KV head of one layer. `droppedAt[lane * appended + position]` is the number of the eviction, from 1,
 // that dropped a token's slot; 0 if it is held to the end. `mass` has the same order. A moment is where the slider can
 // stand: before the first eviction, after each, and at the end.
 
 function readState(raw) {
   const state = {
     ...raw,
-    lanes: raw.layers * raw.heads,
+    lanes: raw.layers.length * raw.heads,
     droppedAt: wholeNumbers(raw.droppedAt),
     mass: upperHalves(raw.mass),
   };
@@ -58,7 +59,7 @@ function momentsOf({ appended, lanes, droppedAt, cuts }) {
 // The lanes of a layer and a head; null means all of them.
 function lanesOf({ layers, heads }, layer, head) {
   const found = [];
-  for (let l = 0; l < layers; l++) {
+  for (let l = 0; l < layers.length; l++) {
     for (let h = 0; h < heads; h++) {
       if ((layer === null || layer === l) && (head === null || head === h)) found.push(l * heads + h);
     }
