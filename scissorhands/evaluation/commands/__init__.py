@@ -6,11 +6,15 @@ the help, or naming a wrong option, must not take the seconds that torch takes t
 
 import click
 
-from scissorhands.evaluation.commands import agreement, perplexity, report
+from scissorhands.evaluation.commands import agreement, needle, oracle, passkey, perplexity, persistence, report
 
 _SUBCOMMANDS = [
     agreement.command,
+    needle.command,
+    oracle.command,
+    passkey.command,
     perplexity.command,
+    persistence.command,
     report.command,
 ]
 

@@ -1,0 +1,43 @@
+"""The tables of ``eval persistence``."""
+
+from scissorhands.evaluation.results import Row
+from scissorhands.evaluation.table import Table
+
+
+def persistence_table(rows: list[Row]) -> Table:
+    """Return the means over layers and heads, a line for each kind of weights and of pivotal sets."""
+    headings = ("Weights", "Pivotal to", "Pivotal tokens", "Persistence ratio", "Beyond chance")
+    lines = [
+        (
+            row["of"],
+            pivotal_to(found["share"]),
+            f"{found['pivotal_percent']:.1f} %",
+            f"{found['ratio_percent']:.1f} %",
+            f"{found['beyond_chance_percent']:.1f} %",
+        )
+        for row in rows
+        for found in row.get("sets", ())
+    ]
+    return Table(headings, lines)
+
+
+def change_table(rows: list[Row]) -> Table:
+    """Return the means over layers and heads, a line for each policy and budget."""
+    headings = ("Policy", "Budget", "Slots", "Pivotal and evicted", "Change of those kept")
+    lines = [
+        (
+            row["policy"],
+            f"{row['budget']:g}{' (raised)' if row['raised'] else ''}",
+            str(row["slots"]),
+            f"{row['dropped_percent']:.1f} %",
+            f"{row['change_percent_of_kept']:.1f} %",
+        )
+        for row in rows
+        if "histogram" in row
+    ]
+    return Table(headings, lines)
+
+
+def pivotal_to(share: float) -> str:
+    """Say how many queries make a token pivotal."""
+    return f"over {share:.0%} of queries" if share else "any query"
