@@ -63,7 +63,7 @@ def agree(
     nats, same, sizes = [], [], None
     for start in range(0, len(prompts), MOST_ROWS):
         batch = slice(start, start + MOST_ROWS)
-        decoders = [Decoder(model, each, prompts[batch], expected.shape[1]) for each in (grant, full)]
+        decoders = [Decoder(model, each, prompts[batch].tolist(), expected.shape[1]) for each in (grant, full)]
         sizes = decoders[0].sizes()
         logits, reference = (decoder.read(progress) for decoder in decoders)
         columns = []
@@ -84,7 +84,7 @@ def agree(
     equal = all_same.copy()
     differs = np.nonzero(~all_same.all(axis=1))[0]
     if len(differs):
-        own = answers(model, grant, prompts[differs], expected.shape[1], progress)
+        own = answers(model, grant, prompts[differs].tolist(), expected.shape[1], progress)
         equal[differs] = own == expected[differs]
     return Agreement(all_nats, all_same, equal, sizes)
 

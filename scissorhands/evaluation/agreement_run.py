@@ -41,7 +41,8 @@ def run(request: Request, new_tokens: int, console: Console) -> Results:
         tell_anew(request, results.resume(request.out, full_answers), console)
 
     def measure_full(advance: Advance) -> Row:
-        return {"tokens": answers(setup.model, setup.full_grant(), prompts, new_tokens, advance).tolist()}
+        found = answers(setup.model, setup.full_grant(), prompts.tolist(), new_tokens, advance)
+        return {"tokens": found.tolist()}
 
     def measure(choice: Choice, advance: Advance) -> Row:
         granted = grants[choice]

@@ -1,9 +1,9 @@
 """Prompts and answers as a worker handles them: prompts are read chunk by chunk, answers decoded token by token."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
+from itertools import takewhile
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from transformers import PreTrainedModel
 
@@ -19,22 +19,21 @@ MOST_ROWS = 4
 
 
 class Decoder:
-    """Rows of equal grants and prompts of equal lengths.
+    """Rows of equal grants.
 
     Args:
         model: A model that attends through our attention.
         grant: The budget and the policy's numbers of each row.
-        prompts: ``[rows, tokens]`` tokens.
+        prompts: The tokens of each row's prompt.
         new_tokens: Most tokens of an answer.
     """
 
-    def __init__(self, model: PreTrainedModel, grant: Grant, prompts: Tokens, new_tokens: int) -> None:
-        self._prompts = prompts.tolist()
+    def __init__(self, model: PreTrainedModel, grant: Grant, prompts: Sequence[Sequence[int]], new_tokens: int) -> None:
+        self._prompts = prompts
         self._step = ModelStep(model)
         self._cache = ResidentCache(model_shape(model), model.dtype, model.device)
         # The last token is chosen, but never appended.
-        limit = prompts.shape[1] + new_tokens - 1
-        self._rows = [self._cache.add_row(grant, limit=limit) for _ in self._prompts]
+        self._rows = [self._cache.add_row(grant, limit=len(prompt) + new_tokens - 1) for prompt in prompts]
 
     def sizes(self) -> Sizes:
         """Return the bytes of a row."""
@@ -68,11 +67,33 @@ class Decoder:
             self._cache.prepare_decode(row)
         return self._step(self._rows, [[token] for token in tokens])
 
+    def answer(
+        self,
+        new_tokens: int,
+        eos: Container[int] = (),
+        progress: Callable[[int], object] = lambda _: None,
+    ) -> list[list[int]]:
+        """Read the prompts and decode greedily; return each row's answer.
+
+        Args:
+            new_tokens: Most tokens of an answer.
+            eos: Tokens that end an answer, and are not part of it.
+            progress: Told how many more tokens are done.
+        """
+        chosen = [self.read(progress).argmax(dim=-1).tolist()]
+        ended = [token in eos for token in chosen[0]]
+        while len(chosen) < new_tokens and not all(ended):
+            # A row whose answer has ended goes on unheard, until all have.
+            chosen.append(self.append(chosen[-1]).argmax(dim=-1).tolist())
+            ended = [before or token in eos for before, token in zip(ended, chosen[-1], strict=True)]
+            progress(len(chosen[-1]))
+        return [list(takewhile(lambda token: token not in eos, row)) for row in zip(*chosen, strict=True)]
+
 
 def answers(
     model: PreTrainedModel,
     grant: Grant,
-    prompts: Tokens,
+    prompts: Sequence[Sequence[int]],
     new_tokens: int,
     progress: Callable[[int], object] = lambda _: None,
 ) -> Tokens:
@@ -81,16 +102,12 @@ def answers(
     Args:
         model: A model that attends through our attention.
         grant: The budget and the policy's numbers of each row.
-        prompts: ``[prompts, tokens]`` tokens.
+        prompts: The tokens of each.
         new_tokens: Tokens of each answer.
         progress: Told how many more tokens are done.
     """
-    found: list[npt.NDArray[np.int64]] = []
+    found: list[list[int]] = []
     for start in range(0, len(prompts), MOST_ROWS):
         decoder = Decoder(model, grant, prompts[start : start + MOST_ROWS], new_tokens)
-        chosen = [decoder.read(progress).argmax(dim=-1)]
-        while len(chosen) < new_tokens:
-            chosen.append(decoder.append(chosen[-1].tolist()).argmax(dim=-1))
-            progress(len(chosen[-1]))
-        found.append(torch.stack(chosen, dim=1).numpy())
-    return np.concatenate(found)
+        found += decoder.answer(new_tokens, progress=progress)
+    return np.array(found, dtype=np.int64)

@@ -7,6 +7,7 @@ from scissorhands.budget import BudgetRequest
 from scissorhands.errors import InvalidRequestError
 from scissorhands.evaluation.texts import Text
 from scissorhands.policies import get_policy, policy_names
+from scissorhands.policies.full import Full
 
 # The other codecs store what was evicted; none of them is resident yet.
 CODECS = ("none",)
@@ -32,6 +33,9 @@ class Choice:
 
     def __str__(self) -> str:
         return f"{self.policy} {self.budget:g}" + ("" if self.codec == "none" else f" {self.codec}")
+
+
+FULL = Choice(Full.name, "none", 1.0)
 
 
 @dataclass(frozen=True)

@@ -15,11 +15,10 @@ from scissorhands import __version__
 from scissorhands.budget import BudgetRequest, Grant, ModelShape
 from scissorhands.errors import InvalidRequestError
 from scissorhands.evaluation.loading import load, weights_digest
-from scissorhands.evaluation.request import Choice, Request
+from scissorhands.evaluation.request import FULL, Choice, Request
 from scissorhands.evaluation.results import Results
 from scissorhands.evaluation.texts import Tokens, sequences_of
 from scissorhands.grant import PolicyRequest, grant
-from scissorhands.policies.full import Full
 from scissorhands.probe import model_shape
 
 
@@ -62,7 +61,7 @@ class Setup:
 
     def full_grant(self, tokens: int | None = None) -> Grant:
         """Return the grant of the full cache for sequences of ``tokens``."""
-        return self.grant(Choice(Full.name, "none", 1.0), tokens)
+        return self.grant(FULL, tokens)
 
     def results(self, command: str, **settings: Any) -> Results:
         """Return empty results.

@@ -90,14 +90,26 @@ def sequences_of(texts: list[Text], tokenizer: Any, count: int, length: int) -> 
     Raises:
         InvalidRequestError: A text is too short, or there are more texts than sequences.
     """
-    if count < len(texts):
-        raise InvalidRequestError("sequences", f"must be at least the number of texts ({len(texts)}), got {count}")
     start = tokenizer.bos_token_id
     first = [start] if start is not None and start in tokenizer("")["input_ids"] else []
+    bodies = cuts_of(texts, tokenizer, count, length - len(first))
+    return np.concatenate([np.full((count, len(first)), start if first else 0), bodies], axis=1)
+
+
+def cuts_of(texts: list[Text], tokenizer: Any, count: int, length: int) -> Tokens:
+    """Tokenize texts and cut ``count`` pieces of ``length`` tokens out of them, with nothing before them.
+
+    Returns:
+        ``[count, length]``, in the order of the texts.
+
+    Raises:
+        InvalidRequestError: A text is too short, or there are more texts than pieces.
+    """
+    if count < len(texts):
+        raise InvalidRequestError("sequences", f"must be at least the number of texts ({len(texts)}), got {count}")
     found = []
     for text, share in zip(texts, shares(count, len(texts)), strict=True):
         # Not verbose: a warning that the whole text is longer than the model's context would mislead.
         ids = tokenizer(text.content, add_special_tokens=False, verbose=False)["input_ids"]
-        body = cut(np.array(ids, dtype=np.int64), share, length - len(first), text.name)
-        found.append(np.concatenate([np.full((share, len(first)), start if first else 0), body], axis=1))
+        found.append(cut(np.array(ids, dtype=np.int64), share, length, text.name))
     return np.concatenate(found)

@@ -38,7 +38,7 @@ def granted(engine, policy, fraction):
 
 def test_greedy_answers_are_those_of_the_engine_row_by_row(engine, prompts):
     few = granted(engine, "h2o", 0.4)
-    found = answers(engine.model, few, prompts, NEW)
+    found = answers(engine.model, few, prompts.tolist(), NEW)
     for prompt, answer in zip(prompts, found, strict=True):
         row = engine.cache.add_row(few, limit=TOTAL - 1)
         logits = engine.read(row, torch.from_numpy(prompt))[-1]
@@ -52,7 +52,7 @@ def test_greedy_answers_are_those_of_the_engine_row_by_row(engine, prompts):
 
 def test_a_budget_that_evicts_nothing_agrees_in_all(engine, prompts):
     full = granted(engine, "full", 1.0)
-    expected = answers(engine.model, full, prompts, NEW)
+    expected = answers(engine.model, full, prompts.tolist(), NEW)
     told = []
     found = agree(engine.model, granted(engine, "h2o", 1.0), full, prompts, expected, told.append)
     assert found.nats.max() < 1e-9
@@ -64,9 +64,9 @@ def test_a_budget_that_evicts_nothing_agrees_in_all(engine, prompts):
 
 def test_what_a_budget_changes(engine, prompts):
     full, few = granted(engine, "full", 1.0), granted(engine, "streaming", 0.3)
-    expected = answers(engine.model, full, prompts, NEW)
+    expected = answers(engine.model, full, prompts.tolist(), NEW)
     found = agree(engine.model, few, full, prompts, expected)
-    own = answers(engine.model, few, prompts, NEW)
+    own = answers(engine.model, few, prompts.tolist(), NEW)
     assert found.nats.shape == (6, NEW)
     assert found.nats.min() > 0
     assert np.array_equal(found.equal, own == expected)

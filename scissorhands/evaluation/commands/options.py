@@ -22,10 +22,16 @@ Command = Callable[..., None]
 
 
 class Sizes(NamedTuple):
-    """How much is measured: sequences, and tokens of each."""
+    """How much is measured: sequences, tokens of each, and shorter lengths where a command takes several."""
 
     sequences: int
     length: int
+    shorter: tuple[int, ...] = ()
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """All lengths, ascending."""
+        return *self.shorter, self.length
 
 
 def evaluation_options(
@@ -33,6 +39,7 @@ def evaluation_options(
     quick_sizes: Sizes,
     default_budgets: tuple[float, ...] = (0.2,),
     beside_policies: tuple[str, ...] = (),
+    several_lengths: bool = False,
 ) -> Callable[[Command], Command]:
     """Give a command the options that all measurements share.
 
@@ -44,6 +51,8 @@ def evaluation_options(
         quick_sizes: Sizes with ``--quick`` unless given.
         default_budgets: Shares of the length unless given.
         beside_policies: What ``--policy`` takes beside the policies.
+        several_lengths: Whether ``--length`` is repeatable. The request then holds the longest, and the command is also
+            called with ``lengths``.
     """
     options = [
         click.option("--model", required=True, help="A folder or a hub id."),
@@ -79,12 +88,16 @@ def evaluation_options(
             "--sequences", type=click.IntRange(min=1), help=f"Sequences over all texts.  [default: {normal.sequences}]"
         ),
         click.option(
-            "--length", type=click.IntRange(min=8), help=f"Tokens of each sequence.  [default: {normal.length}]"
+            "--length",
+            multiple=several_lengths,
+            type=click.IntRange(min=8),
+            help=f"Tokens of each sequence{'; repeatable' if several_lengths else ''}."
+            f"  [default: {_listed(normal.lengths)}]",
         ),
         click.option(
             "--quick",
             is_flag=True,
-            help=f"{quick_sizes.sequences} sequences of {quick_sizes.length}, unless given: a first look.",
+            help=f"{quick_sizes.sequences} sequences of {_listed(quick_sizes.lengths)}, unless given: a first look.",
         ),
         click.option(
             "--json", "out", type=click.Path(dir_okay=False, path_type=Path), help="Write here, and resume from it."
@@ -109,7 +122,7 @@ def evaluation_options(
             codecs: tuple[str, ...],
             budgets: tuple[float, ...],
             sequences: int | None,
-            length: int | None,
+            length: int | tuple[int, ...] | None,
             quick: bool,
             out: Path | None,
             dtype: str,
@@ -117,13 +130,17 @@ def evaluation_options(
             **own: Any,
         ) -> None:
             sizes = quick_sizes if quick else normal
+            given = length if isinstance(length, tuple) else (length or sizes.length,)
+            lengths = tuple(dict.fromkeys(given or sizes.lengths))
+            if several_lengths:
+                own["lengths"] = lengths
             with click_errors():
                 request = Request(
                     model=model,
                     choices=choices(policies, codecs, budgets, beside_policies),
                     texts=tuple(read_text(path) for path in texts),
                     sequences=sequences or sizes.sequences,
-                    length=length or sizes.length,
+                    length=max(lengths),
                     quick=quick,
                     dtype=dtype,
                     device=device,
@@ -137,6 +154,10 @@ def evaluation_options(
         return decorated
 
     return decorate
+
+
+def _listed(numbers: tuple[int, ...]) -> str:
+    return ", ".join(map(str, numbers))
 
 
 def markdown_option(command: Command) -> Command:

@@ -1,0 +1,97 @@
+"""What ``scissorhands eval passkey`` and ``scissorhands eval needle`` share."""
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import click
+from rich.console import Console
+
+from scissorhands.evaluation.commands.options import (
+    Sizes,
+    evaluation_options,
+    markdown_option,
+    plot_option,
+    show,
+    work,
+    writable,
+)
+from scissorhands.evaluation.request import FULL, Request
+from scissorhands.evaluation.results import Row
+from scissorhands.evaluation.table import Table
+
+_POSITIONS = (0.0, 0.25, 0.5, 0.75, 1.0)
+_QUICK_POSITIONS = (0.0, 0.5, 1.0)
+
+
+def retrieval_command(kind: str, summary: str) -> click.Command:
+    """Return the command that hides facts of a kind and asks for them.
+
+    Args:
+        kind: One of :data:`scissorhands.evaluation.retrieval.KINDS`.
+        summary: The first line of the help.
+    """
+
+    @markdown_option
+    @plot_option
+    @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of the facts.")
+    @click.option(
+        "--position",
+        "positions",
+        multiple=True,
+        type=click.FloatRange(0, 1),
+        help=f"Share of the text before the fact; repeatable.  [default: {', '.join(f'{p:g}' for p in _POSITIONS)}]",
+    )
+    @evaluation_options(
+        normal=Sizes(4, 2048, (512, 1024)), quick_sizes=Sizes(2, 512), several_lengths=True, default_budgets=(0.5, 0.2)
+    )
+    def command(
+        request: Request,
+        lengths: tuple[int, ...],
+        positions: tuple[float, ...],
+        seed: int,
+        markdown: Path | None,
+        plot: Path | None,
+    ) -> None:
+        writable(markdown, "markdown")
+        if writable(plot, "plot"):
+            work("heatmap")
+        places = tuple(dict.fromkeys(positions or (_QUICK_POSITIONS if request.quick else _POSITIONS)))
+        results = work("retrieval_run").run(request, kind, lengths, places, seed, Console(stderr=True))
+        chosen = {(choice.policy, choice.codec, choice.budget) for choice in (FULL, *request.choices)}
+        rows = [
+            row
+            for row in results.rows
+            if row["length"] in lengths
+            and row["position"] in places
+            and (row["policy"], row["codec"], row["budget"]) in chosen
+        ]
+        show(_table(rows), markdown)
+        if plot:
+            work("heatmap").plot_heatmap(rows, kind, plot)
+
+    help_text = f"""{summary}
+
+    A fact is hidden in text cut from the files, at each length and position, and asked for at the end, in the model's
+    chat template if it has one. The prompt is read as a worker reads it. Beside each row stands what the full cache
+    finds of the same facts: what it does not find, no budget is to blame for.
+    """
+    return click.command(kind, help=help_text)(command)
+
+
+def _table(rows: Iterable[Row]) -> Table:
+    headings = ("Policy", "Budget", "Tokens", "Position", "Compression", "Found", "With the full cache")
+    return Table(
+        headings,
+        [
+            (
+                row["policy"],
+                f"{row['budget']:g}{' (raised)' if row['raised'] else ''}",
+                str(row["length"]),
+                f"{row['position']:g}",
+                f"{row['compression']:.2f}x",
+                f"{row['found']} of {row['trials']}",
+                f"{row['full_success']:.0%}",
+            )
+            for row in rows
+        ],
+    )
