@@ -64,7 +64,8 @@ def with_oracle(choices: Sequence[Choice]) -> list[Choice]:
 def _measure(setup: Setup, choice: Choice, granted: Grant, tokens: torch.Tensor, advance: Advance) -> Row:
     steps = eviction_steps(granted, tokens.shape[1])
     parts = []
-    for batch in tokens.split(_MOST_SEQUENCES):
+    for start in range(0, len(tokens), _MOST_SEQUENCES):
+        batch = tokens[start : start + _MOST_SEQUENCES]
         between = interval_sums(setup.model, batch, steps, progress=advance)
         planner = None
         if choice.policy in ORACLES:

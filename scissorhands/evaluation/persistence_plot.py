@@ -18,12 +18,12 @@ def plot_persistence(rows: Sequence[Row], path: Path) -> None:
     changes = [row for row in rows if "histogram" in row]
     sets = len(measured[0]["sets"])
     figure = Figure(figsize=(5 * sets, 8.5), layout="constrained")
-    upper, lower = figure.subfigures(2, 1)
-    for index, axes in enumerate(upper.subplots(1, sets, sharey=True)):
-        _persistence(axes, measured, index)
-    histogram, dropped = lower.subplots(1, 2)
-    _changes(histogram, changes)
-    _dropped(dropped, changes)
+    # Two rows of panels, of unlike numbers of columns.
+    grid = figure.add_gridspec(2, 2 * sets)
+    for index in range(sets):
+        _persistence(figure.add_subplot(grid[0, 2 * index : 2 * index + 2]), measured, index)
+    _changes(figure.add_subplot(grid[1, :sets]), changes)
+    _dropped(figure.add_subplot(grid[1, sets:]), changes)
     figure.savefig(path, format="png", dpi=130)
 
 

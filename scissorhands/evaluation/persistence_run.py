@@ -2,6 +2,7 @@
 
 import copy
 from dataclasses import asdict
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -77,9 +78,9 @@ def random_twin(model: PreTrainedModel, seed: int) -> PreTrainedModel:
     """Return a model of the same configuration with weights as they are before training; equal for equal seeds."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        twin: PreTrainedModel = AutoModelForCausalLM.from_config(copy.deepcopy(model.config), dtype=model.dtype)
-    twin.eval().requires_grad_(requires_grad=False)
-    twin.to(model.device)
+        # The classes of transformers have no types here.
+        made: Any = AutoModelForCausalLM.from_config(copy.deepcopy(model.config), dtype=model.dtype)  # type: ignore[no-untyped-call]
+    twin: PreTrainedModel = made.eval().requires_grad_(requires_grad=False).to(model.device)
     probe(twin)
     return twin
 
