@@ -20,8 +20,10 @@ def plot_persistence(rows: Sequence[Row], path: Path) -> None:
     figure = Figure(figsize=(5 * sets, 8.5), layout="constrained")
     # Two rows of panels, of unlike numbers of columns.
     grid = figure.add_gridspec(2, 2 * sets)
-    for index in range(sets):
-        _persistence(figure.add_subplot(grid[0, 2 * index : 2 * index + 2]), measured, index)
+    panels = [figure.add_subplot(grid[0, 2 * index : 2 * index + 2]) for index in range(sets)]
+    for index, axes in enumerate(panels):
+        _persistence(axes, measured, index)
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside upper center", ncols=4, fontsize="small")
     _changes(figure.add_subplot(grid[1, :sets]), changes)
     _dropped(figure.add_subplot(grid[1, sets:]), changes)
     figure.savefig(path, format="png", dpi=130)
@@ -38,7 +40,6 @@ def _persistence(axes: Axes, rows: Sequence[Row], index: int) -> None:
     _layers(axes)
     axes.set_ylim(0, 102)
     axes.set_ylabel("%")
-    axes.legend(fontsize="small")
 
 
 def _changes(axes: Axes, rows: Sequence[Row]) -> None:
