@@ -34,24 +34,28 @@ function upperHalves(base64) {
   return new Float32Array(Uint32Array.from(halves, (half) => half << 16).buffer);
 }
 
+// Slots are counted whole, and told as the mean over the lanes.
 function momentsOf({ appended, lanes, droppedAt, cuts }) {
-  const dropped = new Float64Array(cuts.step.length + 1);
-  for (const cut of droppedAt) dropped[cut] += 1 / lanes;
+  const dropped = new Uint32Array(cuts.step.length + 1);
+  for (const cut of droppedAt) dropped[cut] += 1;
   const moments = [];
   let held = 0, seen = 0, mass = 0;
+  const readTo = (step) => {
+    held += lanes * (step - seen);
+    seen = step;
+  };
   const add = (kind, number) => {
-    moments.push({ kind, cuts: number, phase: cuts.phase[number - 1], seen, held, massDropped: mass / (lanes * seen) });
+    const phase = cuts.phase[number - 1];
+    moments.push({ kind, cuts: number, phase, seen, held: held / lanes, massDropped: mass / (lanes * seen) });
   };
   cuts.step.forEach((step, index) => {
-    held += step - seen;
-    seen = step;
+    readTo(step);
     if (index === 0) add("before", 0);
     held -= dropped[index + 1];
     mass += cuts.mass[index];
     add("after", index + 1);
   });
-  held += appended - seen;
-  seen = appended;
+  readTo(appended);
   add("end", cuts.step.length);
   return moments;
 }
