@@ -1,6 +1,7 @@
 """Snapshots: all evidence of a row at one step, and the plans that answer them."""
 
 from dataclasses import dataclass
+from enum import IntEnum
 
 import numpy as np
 import numpy.typing as npt
@@ -12,6 +13,14 @@ Keep = npt.NDArray[np.bool_]
 _LARGEST = 2**32 - 1
 
 
+class TokenKind(IntEnum):
+    """What a token is, whatever it means."""
+
+    OTHER = 0
+    PUNCTUATION = 1
+    SPECIAL = 2
+
+
 @dataclass(frozen=True)
 class LayerEvidence:
     """What attention has told about the slots of one layer.
@@ -21,7 +30,10 @@ class LayerEvidence:
         signals: By name, ``[kv_heads, n]`` each. ``mass``: attention received, in queries (float32).
             ``low_count`` and ``low_count_ring``: queries in the window that gave the slot less than the average
             (unsigned integer). ``last_attention``: attention of the newest query (float32). ``window_mass``: attention
-            received from the window, in queries (float32).
+            received from the window, in queries (float32). ``token_kind``: :class:`TokenKind` of the token (unsigned
+            integer). ``expected_attention``: what the next query is expected to give the slot, as a share of its
+            attention, times the norm of the slot's value (float32). ``redundancy``: mean cosine similarity of the
+            slot's key to the others' (float32).
     """
 
     positions: Positions

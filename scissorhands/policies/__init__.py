@@ -2,29 +2,19 @@
 
 from scissorhands.errors import InvalidRequestError
 from scissorhands.policies.base import Policy
-from scissorhands.policies.full import Full
-from scissorhands.policies.h2o import H2O
-from scissorhands.policies.scissorhands import Scissorhands
-from scissorhands.policies.snapkv import SnapKV
-from scissorhands.policies.streaming import Streaming
-from scissorhands.policies.tova import Tova
+from scissorhands.policies.catalog import STANDALONE, labels
+from scissorhands.policies.protected import Protected
 
-POLICIES: dict[str, type[Policy]] = {
-    policy.name: policy for policy in (Scissorhands, H2O, Tova, SnapKV, Streaming, Full)
-}
+POLICIES: dict[str, type[Policy]] = {policy.name: policy for policy in (*STANDALONE, Protected)}
 
 
 def policy_names() -> list[str]:
     """Return every policy as ``name`` or, beyond the default preset, ``name:preset``."""
-    return [
-        name if preset == "default" else f"{name}:{preset}"
-        for name, policy in POLICIES.items()
-        for preset in policy.presets
-    ]
+    return [label for policy in POLICIES.values() for label in labels(policy)]
 
 
 def get_policy(name: str, preset: str = "") -> Policy:
-    """Return a policy by name and preset (empty: default).
+    """Return a policy by name and preset (empty: its first).
 
     Raises:
         InvalidRequestError: There is no such policy or preset.
@@ -32,7 +22,7 @@ def get_policy(name: str, preset: str = "") -> Policy:
     if name not in POLICIES:
         raise InvalidRequestError("policy.name", f"unknown policy {name!r}; allowed: {', '.join(POLICIES)}")
     policy = POLICIES[name]
-    preset = preset or "default"
+    preset = preset or policy.presets[0]
     if preset not in policy.presets:
         raise InvalidRequestError(
             "policy.preset", f"policy {name} has no preset {preset!r}; allowed: {', '.join(policy.presets)}"

@@ -42,16 +42,25 @@ class SnapKV(Policy):
         Raises:
             InvalidRequestError: The window is out of range.
         """
-        window = parameters.window
-        if window < _MIN_WINDOW or window % 2:
-            raise InvalidRequestError(
-                "policy.parameters.window", f"must be an even number of at least {_MIN_WINDOW} queries, got {window}"
-            )
+        check_window(parameters)
 
     def score(self, evidence: LayerEvidence, step: int, parameters: EvictionParameters) -> Scores:
         """Return the attention mass of the window, pooled over neighboring slots."""
         del step, parameters
         return pooled(evidence.signals["window_mass"].astype(np.float64))
+
+
+def check_window(parameters: EvictionParameters) -> None:
+    """Refuse windows that two buckets of any size cannot share.
+
+    Raises:
+        InvalidRequestError: The window is out of range.
+    """
+    window = parameters.window
+    if window < _MIN_WINDOW or window % 2:
+        raise InvalidRequestError(
+            "policy.parameters.window", f"must be an even number of at least {_MIN_WINDOW} queries, got {window}"
+        )
 
 
 def pooled(mass: Scores) -> Scores:

@@ -253,23 +253,34 @@ def test_sinks_and_recent_always_survive(name):
         "low_count_ring": generator.integers(0, 400, (3, length)),
         "last_attention": generator.random((3, length)),
         "window_mass": generator.random((3, length)),
+        "token_kind": generator.integers(0, 3, (3, length)),
+        "expected_attention": generator.random((3, length)),
+        "redundancy": generator.random((3, length)),
     }
     layer = LayerEvidence(positions, signals)
-    result = plan(rights, Snapshot(3, step, ahead, 1, (layer, layer)))
+    prompt = 200
+    result = plan(rights, Snapshot(3, step, ahead, 1, (layer, layer), prompt))
     for keep in result.keep:
         assert (~keep).sum(axis=1).tolist() == [numbers.drop] * 3
         assert keep[positions < numbers.sinks].all()
+        assert keep[(positions >= prompt - numbers.tail) & (positions < prompt)].all()
         exempt = max(0, numbers.recent - ahead)
         assert keep[:, length - exempt :].all()
 
 
 def test_policy_names_are_what_get_policy_takes():
     names = policy_names()
-    assert names == ["scissorhands", "scissorhands:paper", "h2o", "tova", "snapkv", "streaming", "full"]
+    alone = [
+        *("scissorhands", "scissorhands:paper", "h2o", "tova", "snapkv", "r-kv", "fastgen", "expected-attention"),
+        *("streaming", "full"),
+    ]
+    assert [name for name in names if not name.startswith("protected")] == alone
+    assert names[len(alone) :] == [f"protected:{name}" for name in alone if name != "full"]
     assert set(POLICIES) == {name.partition(":")[0] for name in names}
     for name in names:
         policy, _, preset = name.partition(":")
         assert get_policy(policy, preset).preset == (preset or "default")
+    assert get_policy("protected").preset == "scissorhands"
 
 
 @pytest.mark.parametrize(("name", "preset", "field"), [("lru", "", "policy.name"), ("h2o", "x", "policy.preset")])
