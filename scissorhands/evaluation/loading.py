@@ -7,6 +7,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from scissorhands.errors import InvalidRequestError
+from scissorhands.kinds import tell_kinds, token_kinds
 from scissorhands.probe import probe
 
 
@@ -41,6 +42,7 @@ def load(model: str, dtype: str, device: str) -> tuple[PreTrainedModel, PreTrain
     loaded.requires_grad_(requires_grad=False)
     loaded.to(place)
     probe(loaded)
+    tell_kinds(loaded, token_kinds(tokenizer))
     return loaded, tokenizer
 
 

@@ -2,23 +2,27 @@
 
 from scissorhands.budget import Grant
 from scissorhands.policies import get_policy
-from scissorhands.signals.base import Observation, Signal
+from scissorhands.signals.base import Observation, Resident, Signal
+from scissorhands.signals.expected_attention import ExpectedAttention
 from scissorhands.signals.last_attention import LastAttention
 from scissorhands.signals.low_count import LowCount
 from scissorhands.signals.low_count_ring import LowCountRing
 from scissorhands.signals.mass import Mass
+from scissorhands.signals.redundancy import Redundancy
+from scissorhands.signals.token_kind import TokenKinds
 from scissorhands.signals.window_mass import WindowMass
 
 SIGNALS: dict[str, type[Signal]] = {
-    signal.name: signal for signal in (Mass, LowCount, LowCountRing, LastAttention, WindowMass)
+    signal.name: signal
+    for signal in (Mass, LowCount, LowCountRing, LastAttention, WindowMass, TokenKinds, ExpectedAttention, Redundancy)
 }
 
 
-def signals_for(grant: Grant) -> tuple[Signal, ...]:
-    """Return the signals that a grant's policy needs; mass always comes first."""
+def signals_for(grant: Grant, group: int) -> tuple[Signal, ...]:
+    """Return the signals that a grant's policy needs, with ``group`` query heads to a KV head; mass comes first."""
     policy = get_policy(grant.policy, grant.preset)
     names = (Mass.name, *policy.signals(grant.parameters))
-    return tuple(SIGNALS[name].build(grant.parameters) for name in names)
+    return tuple(SIGNALS[name].build(grant.parameters, group) for name in names)
 
 
-__all__ = ["Observation", "Signal", "signals_for"]
+__all__ = ["Observation", "Resident", "Signal", "signals_for"]

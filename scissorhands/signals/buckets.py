@@ -25,8 +25,9 @@ class Buckets(Signal):
         self.half = window // 2
 
     @classmethod
-    def build(cls, parameters: EvictionParameters) -> Self:
+    def build(cls, parameters: EvictionParameters, group: int) -> Self:
         """Return the signal over the window of ``parameters``."""
+        del group
         return cls(parameters.window)
 
     @abstractmethod

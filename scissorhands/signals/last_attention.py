@@ -2,7 +2,7 @@
 
 import torch
 
-from scissorhands.signals.base import Observation, Signal
+from scissorhands.signals.base import Observation, Resident, Signal
 
 
 class LastAttention(Signal):
@@ -18,6 +18,7 @@ class LastAttention(Signal):
         """Put the last of the new queries in the place of what was there."""
         state[:, :, : seen.probabilities.shape[-1]] = seen.probabilities[:, :, -1]
 
-    def value(self, state: torch.Tensor) -> torch.Tensor:
+    def value(self, state: torch.Tensor, resident: Resident) -> torch.Tensor:
         """Return the attention as it is."""
+        del resident
         return state

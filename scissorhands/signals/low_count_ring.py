@@ -5,7 +5,7 @@ from typing import Self
 import torch
 
 from scissorhands.budget import EvictionParameters
-from scissorhands.signals.base import Observation, Signal
+from scissorhands.signals.base import Observation, Resident, Signal
 
 
 class LowCountRing(Signal):
@@ -23,8 +23,9 @@ class LowCountRing(Signal):
         self.window = window
 
     @classmethod
-    def build(cls, parameters: EvictionParameters) -> Self:
+    def build(cls, parameters: EvictionParameters, group: int) -> Self:
         """Return the signal over the window of ``parameters``."""
+        del group
         return cls(parameters.window)
 
     def allocate(self, rows: int, kv_heads: int, slots: int, device: torch.device) -> torch.Tensor:
@@ -41,6 +42,7 @@ class LowCountRing(Signal):
                 place.zero_()
                 place[:, :slots] = low[row, :, query]
 
-    def value(self, state: torch.Tensor) -> torch.Tensor:
+    def value(self, state: torch.Tensor, resident: Resident) -> torch.Tensor:
         """Return the number of queries in the ring that were low."""
+        del resident
         return state.sum(dim=-1, dtype=torch.int32)

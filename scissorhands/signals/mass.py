@@ -2,7 +2,7 @@
 
 import torch
 
-from scissorhands.signals.base import Observation, Signal
+from scissorhands.signals.base import Observation, Resident, Signal
 
 
 class Mass(Signal):
@@ -18,6 +18,7 @@ class Mass(Signal):
         """Add the new queries' attention."""
         state[:, :, : seen.probabilities.shape[-1]] += seen.probabilities.sum(dim=2)
 
-    def value(self, state: torch.Tensor) -> torch.Tensor:
+    def value(self, state: torch.Tensor, resident: Resident) -> torch.Tensor:
         """Return the mass as it is."""
+        del resident
         return state

@@ -2,7 +2,7 @@
 
 import torch
 
-from scissorhands.signals.base import Observation
+from scissorhands.signals.base import Observation, Resident
 from scissorhands.signals.buckets import Buckets
 
 
@@ -19,6 +19,7 @@ class WindowMass(Buckets):
         """Return the new queries' attention."""
         return seen.probabilities
 
-    def value(self, state: torch.Tensor) -> torch.Tensor:
+    def value(self, state: torch.Tensor, resident: Resident) -> torch.Tensor:
         """Return the sum of both buckets."""
+        del resident
         return state.sum(dim=-1)

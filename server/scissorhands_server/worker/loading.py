@@ -21,6 +21,7 @@ from transformers.utils import logging as transformers_logging
 
 from scissorhands.eos import eos_ids
 from scissorhands.errors import ConfigurationError
+from scissorhands.kinds import tell_kinds, token_kinds
 from scissorhands.v1 import model_pb2
 from scissorhands_server.worker.fingerprint import model_fingerprint, tokenizer_fingerprint
 from scissorhands_server.worker.gguf_conversion import converted
@@ -89,6 +90,7 @@ def load(
     progress("reading the weights")
     loaded = _load_weights(model, folder, _dtype(dtype, place))
     check_model(loaded)
+    tell_kinds(loaded, token_kinds(tokenizer))
     progress("computing the fingerprint")
     info = _info(name or _name(model), loaded, tokenizer, sizes)
     if place.type != "cpu":
