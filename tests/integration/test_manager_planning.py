@@ -36,7 +36,13 @@ def same(response, session, evidence):
     return all(np.array_equal(mine, theirs) for mine, theirs in zip(local.keep, remote.keep, strict=True))
 
 
-@pytest.mark.parametrize("policy", ["scissorhands", "scissorhands:paper", "h2o", "tova", "snapkv", "streaming"])
+@pytest.mark.parametrize(
+    "policy",
+    [
+        *("scissorhands", "scissorhands:paper", "h2o", "tova", "snapkv", "streaming"),
+        *("r-kv", "fastgen", "expected-attention", "protected:h2o", "protected:tova"),
+    ],
+)
 async def test_a_plan_over_grpc_is_the_local_plan(manager, connect, policy):
     async with connect(manager) as stub:
         session = await opened(stub, spec(f"plan-{policy.replace(':', '-')}", policy))

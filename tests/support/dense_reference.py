@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 import torch
+from support.dense_policies import expected_attention, fastgen, kind_of, r_kv, redundancy
 from transformers import AttentionInterface, AttentionMaskInterface, Cache, PreTrainedModel
 
 NAME = "dense_reference"
@@ -26,8 +27,8 @@ class Rules:
     """The policy and its numbers, by the letters of the design.
 
     Args:
-        policy: ``default`` (Scissorhands, consistent reading), ``paper``, ``h2o``, ``tova``, ``snapkv`` or
-            ``streaming``.
+        policy: ``default`` (Scissorhands, consistent reading), ``paper``, ``h2o``, ``tova``, ``snapkv``, ``r-kv``,
+            ``fastgen``, ``expected-attention`` or ``streaming``; ``protected:`` before one of them is told by ``t``.
         B: Slots of each layer and KV head; a tuple gives each layer its own.
         r: Newest slots that are exempt.
         s: First tokens that are exempt.
@@ -35,6 +36,7 @@ class Rules:
         L: Slots between snapshot and eviction.
         c: Tokens of a prefill chunk.
         w: Queries that importance looks back on.
+        t: Last tokens of the prompt that are exempt.
     """
 
     policy: str
@@ -45,6 +47,12 @@ class Rules:
     L: int
     c: int
     w: int = 0
+    t: int = 0
+
+    @property
+    def scored_by(self) -> str:
+        """The policy that scores the slots which are not exempt."""
+        return self.policy.removeprefix("protected:")
 
 
 @dataclass
@@ -55,6 +63,7 @@ class DenseLayer:
         keep: ``[kv_heads, tokens]``, whether a token is still in the cache.
         attention: ``[kv_heads, queries, tokens]``, the mean over the query heads of a group; 0 if not seen.
         seen: ``[kv_heads, queries, tokens]``, whether the query could see the token.
+        scores: ``[query_heads, queries, tokens]``, scaled products of queries and keys; NaN if not seen.
         keys: ``[kv_heads, tokens, head_dim]`` after position embedding, of all tokens.
         dropped_mass: Attention that tokens had received by the time they were dropped.
     """
@@ -62,6 +71,7 @@ class DenseLayer:
     keep: Mask
     attention: Array
     seen: Mask
+    scores: Array
     keys: torch.Tensor = field(default_factory=lambda: torch.empty(0))
     values: torch.Tensor = field(default_factory=lambda: torch.empty(0))
     dropped_mass: float = 0.0
@@ -86,12 +96,15 @@ class DenseSequence:
                 keep=np.zeros((heads, longest), dtype=bool),
                 attention=np.zeros((heads, longest, longest)),
                 seen=np.zeros((heads, longest, longest), dtype=bool),
+                scores=np.full((model.config.num_attention_heads, longest, longest), np.nan),
             )
             for _ in range(model.config.num_hidden_layers)
         ]
         layers = len(self.layers)
         self.budgets = rules.B if isinstance(rules.B, tuple) else (rules.B,) * layers
         self.step = 0
+        self.prompt = 0
+        self.tokens: list[int] = []
         self.evictions = 0
         self.close_calls = 0
         self._planned: list[Mask] | None = None
@@ -121,6 +134,7 @@ class DenseSequence:
             if self.room < size:
                 self._drop(self._plan(ahead=0, incoming=size))
             logits.append(self._forward(tokens[:size]))
+            self.prompt = self.step
             tokens = tokens[size:]
         return torch.cat(logits)
 
@@ -134,11 +148,23 @@ class DenseSequence:
         return self._forward(token.reshape(1))[0]
 
     def signals(self, layer: DenseLayer) -> dict[str, Array]:
-        """Return every signal by name, ``[kv_heads, tokens]``; those of a window for the policy's window."""
+        """Return signals by name, ``[kv_heads, tokens]``; those of a window for the policy's window.
+
+        Those that take long to work out are there if the policy needs them.
+        """
         now = self.step
         start, _ = self._window()
         low = self._low_counts(layer)
-        return {
+        own = {}
+        if self.rules.scored_by == "r-kv":
+            own["redundancy"] = redundancy(layer.keep, layer.keys)
+        if self.rules.scored_by == "expected-attention":
+            own["expected_attention"] = expected_attention(layer.keep, layer.scores, layer.values, now)
+        if self.rules.scored_by == "fastgen":
+            kinds = np.zeros(layer.keep.shape)
+            kinds[:, :now] = [kind_of(token) for token in self.tokens]
+            own["token_kind"] = kinds
+        return own | {
             "mass": layer.attention[:, :now].sum(axis=1),
             "low_count": low,
             "low_count_ring": low,
@@ -156,16 +182,16 @@ class DenseSequence:
         slots = seen.sum(axis=2) if threshold == "1/n" else np.arange(start, now)[None] + 1
         average = 1.0 / slots[:, :, None]
         low = (seen & (layer.attention[:, queries] < average)).sum(axis=1)
-        if self.rules.policy in ("default", "paper"):
+        if self.rules.scored_by in ("default", "paper"):
             close = np.abs(layer.attention[:, queries] - average) < CLOSE * average
             self.close_calls += int((seen & close & (average < 1)).sum())
         return low.astype(float)
 
     def _window(self) -> tuple[int, str]:
         """Return the first query that the policy looks back on, and the average that a low count compares with."""
-        if self.rules.policy == "paper":
+        if self.rules.scored_by == "paper":
             return max(0, self.step - self.rules.w), "1/t"
-        if self.rules.policy in ("default", "snapkv"):
+        if self.rules.scored_by in ("default", "snapkv", "r-kv"):
             # Two buckets of half a window take turns, by the query's position; a bucket is emptied when its turn comes.
             half = self.rules.w // 2
             newest = self.step - 1
@@ -175,21 +201,30 @@ class DenseSequence:
     def _scores(self, layer: DenseLayer) -> Array:
         """Return ``[kv_heads, tokens]``; the lowest are dropped first."""
         signals = self.signals(layer)
-        mass, low = signals["mass"], signals["low_count"]
-        positions = np.arange(mass.shape[1])
-        if self.rules.policy == "streaming":
-            return np.broadcast_to(positions.astype(float), mass.shape)
-        if self.rules.policy == "h2o":
-            return mass
-        if self.rules.policy == "tova":
-            return signals["last_attention"]
-        if self.rules.policy == "snapkv":
-            return self._pooled(layer, signals["window_mass"])
-        if self.rules.policy == "paper":
-            return -low
         start, _ = self._window()
-        observed = np.array([max(1, self.step - max(position, start)) for position in positions])
-        return -low / observed
+        positions = np.arange(layer.keep.shape[1])
+        match self.rules.scored_by:
+            case "streaming":
+                scores = np.broadcast_to(positions.astype(float), layer.keep.shape)
+            case "h2o":
+                scores = signals["mass"]
+            case "tova":
+                scores = signals["last_attention"]
+            case "snapkv":
+                scores = self._pooled(layer, signals["window_mass"])
+            case "r-kv":
+                importance = self._pooled(layer, signals["window_mass"] / (self.step - start))
+                scores = r_kv(layer.keep, importance, signals["redundancy"])
+            case "fastgen":
+                scores = fastgen(layer.keep, signals["mass"], signals["token_kind"])
+            case "expected-attention":
+                scores = signals["expected_attention"]
+            case "paper":
+                scores = -signals["low_count"]
+            case "default":
+                observed = np.array([max(1, self.step - max(position, start)) for position in positions])
+                scores = -signals["low_count"] / observed
+        return scores
 
     @staticmethod
     def _pooled(layer: DenseLayer, mass: Array) -> Array:
@@ -208,7 +243,7 @@ class DenseSequence:
         for layer, used, budget in zip(self.layers, self.used, self.budgets, strict=True):
             overflow = used + ahead + incoming - budget
             # A layer that is not full yet drops along if it would be before m more tokens.
-            spare = used + ahead - rules.s - max(rules.r, rules.L)
+            spare = used + ahead - rules.s - rules.t - max(rules.r, rules.L)
             count = max(overflow, min(rules.m, spare), 0) if overflow + rules.m - 1 > 0 else 0
             scores = self._scores(layer)
             plan = np.zeros_like(layer.keep)
@@ -216,13 +251,14 @@ class DenseSequence:
                 slots = np.flatnonzero(keep).tolist()
                 newest = max(0, rules.r - ahead)
                 exempt = {position for position in slots if position < rules.s} | set(slots[len(slots) - newest :])
+                exempt |= {position for position in slots if self.prompt - rules.t <= position < self.prompt}
                 # Lowest score first; of equal scores the older.
                 candidates = sorted((scores[head, position], position) for position in slots if position not in exempt)
                 assert len(candidates) >= count, "the budget is too small for these rules"
-                if rules.policy in ("h2o", "tova", "snapkv") and 0 < count < len(candidates):
+                if rules.scored_by not in ("default", "paper", "streaming") and 0 < count < len(candidates):
                     last, first = candidates[count - 1][0], candidates[count][0]
                     # Tokens that share their largest neighbor tie exactly, here as there.
-                    self.close_calls += 0 < first - last < CLOSE * last
+                    self.close_calls += 0 < first - last < CLOSE * abs(last)
                 for _, position in candidates[:count]:
                     plan[head, position] = True
             plans.append(plan)
@@ -237,6 +273,7 @@ class DenseSequence:
     @torch.inference_mode()
     def _forward(self, tokens: torch.Tensor) -> torch.Tensor:
         end = self.step + len(tokens)
+        self.tokens += tokens.tolist()
         for layer in self.layers:
             layer.keep[:, self.step : end] = True
         positions = torch.arange(self.step, end).unsqueeze(0)
@@ -295,6 +332,7 @@ def dense_attention(
             tokens = slice(0, position + 1)
             seen = layer.keep[kv_head, tokens]
             scores = np.where(seen, keys[kv_head, tokens] @ queries[head, index] * scaling, -np.inf)
+            layer.scores[head, position, tokens] = np.where(seen, scores, np.nan)
             weights = np.exp(scores - scores.max())
             weights /= weights.sum()
             output[head, index] = weights @ values[kv_head, tokens]

@@ -17,8 +17,11 @@ from scissorhands.view import StepView
 
 def policy_of(rules: Rules) -> PolicyRequest:
     """Return the request for a reference's policy, every number spelled out."""
-    name, preset = ("scissorhands", rules.policy) if rules.policy in ("default", "paper") else (rules.policy, "")
+    name, _, preset = rules.policy.partition(":")
+    if name in ("default", "paper"):
+        name, preset = "scissorhands", name
     numbers = {"recent": rules.r, "sinks": rules.s, "drop": rules.m, "lookahead": rules.L, "chunk": rules.c}
+    numbers["tail"] = rules.t
     return PolicyRequest(name, preset, numbers | ({"window": rules.w} if rules.w else {}))
 
 

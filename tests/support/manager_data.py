@@ -72,9 +72,12 @@ def snapshot(session, epoch=0, seed=0, signals=("mass", "low_count")):
             "low_count_ring": low,
             "last_attention": part / part.sum(axis=1, keepdims=True),
             "window_mass": part,
+            "token_kind": generator.integers(0, 3, (heads, length)),
+            "expected_attention": part,
+            "redundancy": part - mass,
         }
         layers.append(LayerEvidence(positions, {name: known[name] for name in signals}))
-    return Snapshot(epoch, step, ahead, 1, tuple(layers))
+    return Snapshot(epoch, step, ahead, 1, tuple(layers), prompt=step // 2)
 
 
 def signals_of(policy):
@@ -84,6 +87,10 @@ def signals_of(policy):
         "scissorhands:paper": ("low_count_ring",),
         "tova": ("last_attention",),
         "snapkv": ("window_mass",),
+        "r-kv": ("window_mass", "redundancy"),
+        "fastgen": ("token_kind",),
+        "expected-attention": ("expected_attention",),
+        "protected:tova": ("last_attention",),
     }
     return ("mass", *own.get(policy, ()))
 

@@ -16,6 +16,10 @@ RULES = {
     "h2o": Rules("h2o", B=36, r=18, s=2, m=5, L=5, c=9),
     "tova": Rules("tova", B=34, r=3, s=2, m=5, L=4, c=7),
     "snapkv": Rules("snapkv", B=44, r=12, s=4, m=6, L=5, c=10, w=16),
+    "r-kv": Rules("r-kv", B=44, r=8, s=4, m=8, L=5, c=10, w=16),
+    "fastgen": Rules("fastgen", B=40, r=4, s=3, m=6, L=3, c=10),
+    "expected-attention": Rules("expected-attention", B=40, r=6, s=4, m=5, L=4, c=9),
+    "protected": Rules("protected:h2o", B=44, r=9, s=4, m=5, L=5, c=9, t=7),
     "streaming": Rules("streaming", B=32, r=0, s=4, m=4, L=2, c=8),
 }
 

@@ -2,7 +2,9 @@
 
 from collections.abc import Callable
 
+import numpy as np
 import torch
+from support.dense_policies import kind_of
 from transformers import (
     GPTNeoXConfig,
     GPTNeoXForCausalLM,
@@ -14,6 +16,8 @@ from transformers import (
     Qwen2Config,
     Qwen2ForCausalLM,
 )
+
+from scissorhands.kinds import tell_kinds
 
 VOCABULARY = 97
 POSITIONS = 1024
@@ -76,6 +80,7 @@ def tiny_model(name: str, seed: int = 0) -> PreTrainedModel:
         for parameter_name, parameter in model.named_parameters():
             if parameter_name.endswith("bias"):  # They start at zero, and a forgotten one would not be noticed.
                 torch.nn.init.normal_(parameter, std=SPREAD / 2)
+    tell_kinds(model, np.array([kind_of(token) for token in range(VOCABULARY)], dtype=np.uint8))
     return model
 
 

@@ -36,9 +36,13 @@ def make_snapshot(lengths=(5, 9), kv_heads=3, largest=70_000, seed=0):
         signals = {
             "mass": generator.random((kv_heads, length), dtype=np.float32),
             "low_count": generator.integers(0, 256, (kv_heads, length)),
+            "token_kind": generator.integers(0, 3, (kv_heads, length)),
+            "expected_attention": generator.random((kv_heads, length), dtype=np.float32),
+            "redundancy": generator.random((kv_heads, length), dtype=np.float32) - 0.5,
+            "window_mass": generator.random((kv_heads, length), dtype=np.float32),
         }
         layers.append(LayerEvidence(positions, signals))
-    return Snapshot(4, largest, 8, 1, tuple(layers))
+    return Snapshot(4, largest, 8, 1, tuple(layers), prompt=largest // 2)
 
 
 def parts(snapshot):
@@ -90,6 +94,20 @@ def test_grants_round_trip():
     assert read_grant(message) == granted
 
 
+def test_a_protected_policy_and_its_tail_round_trip():
+    request = policy_request(budget_pb2.Policy(name="protected:scissorhands:paper", parameters={"tail": 5}))
+    assert request == PolicyRequest("protected", "scissorhands:paper", {"tail": 5})
+    granted = grant(BudgetRequest.tokens(100), request, ModelShape(2, 3, 8, 4))
+    assert granted.parameters.tail == 5
+    assert read_grant(grant_message(granted, budget_pb2.GRANT_SOURCE_MANAGER, "")) == granted
+
+
+def test_a_shape_tells_how_many_query_heads_share_a_key():
+    sizes = {"layers": 1, "kv_heads": 2, "head_dim": 3, "element_bytes": 4}
+    assert model_shape(model_pb2.ModelInfo(**sizes, query_heads=6)).group == 3
+    assert model_shape(model_pb2.ModelInfo(**sizes)).group == 1
+
+
 @pytest.mark.parametrize("name", ["layers", "kv_heads", "head_dim", "element_bytes"])
 def test_a_missing_size_is_named(name):
     sizes = {"layers": 1, "kv_heads": 2, "head_dim": 3, "element_bytes": 4}
@@ -104,7 +122,7 @@ def test_snapshots_round_trip():
     header, layers = parts(snapshot)
     assert list(header.layer_lengths) == [5, 9]
     read = read_snapshot(header, layers)
-    assert (read.epoch, read.step, read.ahead, read.incoming) == (4, 70_000, 8, 1)
+    assert (read.epoch, read.step, read.ahead, read.incoming, read.prompt) == (4, 70_000, 8, 1, 35_000)
     for ours, theirs in zip(snapshot.layers, read.layers, strict=True):
         assert np.array_equal(ours.positions, theirs.positions)
         assert ours.signals.keys() == theirs.signals.keys()
@@ -112,7 +130,9 @@ def test_snapshots_round_trip():
             assert np.array_equal(signal, theirs.signals[name])
 
 
-@pytest.mark.parametrize("policy", ["h2o", "streaming", "scissorhands"])
+@pytest.mark.parametrize(
+    "policy", ["h2o", "streaming", "scissorhands", "r-kv", "fastgen", "expected-attention", "protected"]
+)
 def test_a_plan_is_the_same_on_both_sides(policy):
     snapshot = make_snapshot(lengths=(40, 40), largest=500)
     granted = grant(BudgetRequest.tokens(48), PolicyRequest(policy), ModelShape(2, 3, 8, 4), 1000)
