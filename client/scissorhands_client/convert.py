@@ -213,6 +213,7 @@ def _read_grant(message: budget_pb2.Grant) -> Grant:
         source=_GRANT_SOURCES.get(message.source, GrantSource.UNSPECIFIED),
         codec=message.codec,
         lease_seconds=_seconds(message.lease),
+        tail=message.tail,
     )
 
 

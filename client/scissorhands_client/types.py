@@ -101,7 +101,7 @@ class Policy:
     Args:
         name: Name of the policy, such as ``scissorhands`` or ``h2o``.
         preset: Preset of the policy; empty means its default.
-        parameters: Numbers to override, by name: recent, sinks, drop, lookahead, chunk, window.
+        parameters: Numbers to override, by name: recent, sinks, drop, lookahead, chunk, window, tail.
     """
 
     name: str
@@ -202,6 +202,7 @@ class Grant:
         source: Who resolved it.
         codec: Codec in which evicted slots are stored; empty means that they are not.
         lease_seconds: How long the session lives without being renewed.
+        tail: t, last tokens of the prompt that are exempt.
     """
 
     policy: str
@@ -218,6 +219,7 @@ class Grant:
     source: GrantSource
     codec: str
     lease_seconds: float
+    tail: int = 0
 
 
 @dataclass(frozen=True)
