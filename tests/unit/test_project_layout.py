@@ -50,6 +50,11 @@ def test_the_wheel_brings_the_generated_code_and_its_stubs(wheel_names):
         assert f"{GENERATED}{name}" in wheel_names
 
 
+def test_the_wheel_brings_the_parts_of_the_explained_page(wheel_names):
+    for name in ("page.html", "style.css", "state.js", "pictures.js", "page.js"):
+        assert f"scissorhands/explain/assets/{name}" in wheel_names
+
+
 def test_every_dependency_has_a_tested_version():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     lines = [*project["dependencies"], *(line for group in project["optional-dependencies"].values() for line in group)]
@@ -94,6 +99,6 @@ def test_the_console_script_runs():
 def test_every_subcommand_loads():
     command = Path(sys.executable).with_name("scissorhands")
     shown = subprocess.run([command, "--help"], check=True, capture_output=True, text=True, timeout=120)
-    for name in ("chat", "doctor", "eval", "generate", "manager", "sessions", "up", "worker"):
+    for name in ("chat", "doctor", "eval", "explain", "generate", "manager", "sessions", "up", "worker"):
         assert re.search(rf"^  {name} ", shown.stdout, re.MULTILINE)
     assert "not installed" not in shown.stdout
