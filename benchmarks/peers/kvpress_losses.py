@@ -28,8 +28,8 @@ FULL_BLOCK = 64
 # of the interval.
 CHECK_LAYERS = 3
 CHECK_SEQUENCES = 2
-CHECK_SLOTS = 3
-CHECK_TOKENS = 6
+CHECK_SLOTS = 2
+CHECK_TOKENS = 4
 # Nats. In float64 rounding decides no eviction, and equal caches give losses that differ by less.
 EQUAL = 1e-4
 # What presses raise where they do not work.
