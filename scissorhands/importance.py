@@ -3,6 +3,8 @@
 The paper's premise is that tokens that mattered keep mattering. Persistence measures it: of the slots that two
 successive snapshots share, the half that had received the most attention by the first is compared with the half that
 received the most between the two. Chance gives one half, perfect persistence one.
+
+A layer of which a snapshot has no slots, because it attends within a window of its own, is left out everywhere.
 """
 
 from dataclasses import dataclass
@@ -67,13 +69,13 @@ def tally(snapshot: Snapshot, plan: Plan, before: Tally | None) -> Tally:
         plan: Its plan.
         before: The tally of the last plan that was seen, None if none was.
     """
-    heads = [layer.positions.shape[0] for layer in snapshot.layers]
-    seen = snapshot.step * sum(heads)
-    dropped = sum(int(np.count_nonzero(~keep)) for keep in plan.keep)
-    resident = sum(layer.positions.size for layer in snapshot.layers)
-    masses = [layer.signals["mass"].astype(np.float64) for layer in snapshot.layers]
-    resident_mass = float(sum(mass.sum() for mass in masses))
-    dropped_mass = float(sum(mass[~keep].sum() for mass, keep in zip(masses, plan.keep, strict=True)))
+    decided = [(layer, keep) for layer, keep in zip(snapshot.layers, plan.keep, strict=True) if layer.length]
+    seen = snapshot.step * sum(layer.positions.shape[0] for layer, _ in decided)
+    dropped = sum(int(np.count_nonzero(~keep)) for _, keep in decided)
+    resident = sum(layer.positions.size for layer, _ in decided)
+    masses = [(layer.signals["mass"].astype(np.float64), keep) for layer, keep in decided]
+    resident_mass = float(sum(mass.sum() for mass, _ in masses))
+    dropped_mass = float(sum(mass[~keep].sum() for mass, keep in masses))
     evicted_mass = max(0.0, seen - resident_mass) if snapshot.epoch else 0.0
     if before is not None and before.evictions == snapshot.epoch:
         evicted_mass = before.mass_dropped
@@ -90,10 +92,11 @@ def tally(snapshot: Snapshot, plan: Plan, before: Tally | None) -> Tally:
 
 def attention(snapshot: Snapshot) -> Attention:
     """Return what must be remembered of a snapshot to compare it with the next."""
+    layers = [layer for layer in snapshot.layers if layer.length]
     return Attention(
         step=snapshot.step,
-        positions=tuple(pack(layer.positions) for layer in snapshot.layers),
-        mass=tuple(layer.signals["mass"].astype(np.float32) for layer in snapshot.layers),
+        positions=tuple(pack(layer.positions) for layer in layers),
+        mass=tuple(layer.signals["mass"].astype(np.float32) for layer in layers),
     )
 
 
@@ -115,7 +118,8 @@ def recent_mass_dropped(snapshot: Snapshot, plan: Plan, before: Attention | None
     """
     dropped, queries = 0.0, 0
     since = before.step if before else 0
-    for index, (layer, keep) in enumerate(zip(snapshot.layers, plan.keep, strict=True)):
+    decided = [(layer, keep) for layer, keep in zip(snapshot.layers, plan.keep, strict=True) if layer.length]
+    for index, (layer, keep) in enumerate(decided):
         heads, slots = np.nonzero(~keep)
         received = layer.signals["mass"][heads, slots].astype(np.float64)
         if before is not None:
@@ -140,8 +144,8 @@ def persistence(before: Attention, after: Attention) -> tuple[float, ...]:
     """Return of each layer how far importance persisted between two successive snapshots of a row.
 
     Returns:
-        The overlap of the most attended halves, between 0 and 1, averaged over the heads; empty when the snapshots
-        have no two slots in common.
+        The overlap of the most attended halves, between 0 and 1, averaged over the heads, of each layer that has slots
+        in a snapshot; empty when the snapshots have no two slots in common.
     """
     overlaps = []
     layers = zip(before.positions, before.mass, after.positions, after.mass, strict=True)

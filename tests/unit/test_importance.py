@@ -78,6 +78,23 @@ def test_recent_attention_is_matched_within_each_head_and_over_layers():
     assert recent_mass_dropped(after, plan, before) == pytest.approx((1 + 2 + 1) / 12)
 
 
+def test_a_layer_without_slots_changes_nothing():
+    def with_sliding(snapshot, plan):
+        sliding = LayerEvidence(np.zeros((1, 0), dtype=np.int32), {})
+        nothing = np.zeros((1, 0), dtype=np.bool_)
+        wider = Snapshot(snapshot.epoch, snapshot.step, 0, 1, (sliding, *snapshot.layers))
+        return wider, Plan(plan.epoch, plan.step, (nothing, *plan.keep))
+
+    first, second = row(range(4), [4, 1, 2, 1], step=8), row([0, 1, 3, 9], [10, 1.5, 3, 1.5], epoch=1, step=18)
+    plan = keeping(second, 0, 2)
+    wide_first, _ = with_sliding(first, keeping(first, 0))
+    wide_second, wide_plan = with_sliding(second, plan)
+    assert tally(wide_second, wide_plan, None) == tally(second, plan, None)
+    before, wide_before = attention(first), attention(wide_first)
+    assert recent_mass_dropped(wide_second, wide_plan, wide_before) == recent_mass_dropped(second, plan, before)
+    assert persistence(wide_before, attention(wide_second)) == persistence(before, attention(second)) != ()
+
+
 def test_perfect_persistence_is_one():
     before = attention(row(range(4), [4, 3, 2, 1]))
     after = attention(row(range(5), [8, 6, 2.5, 1.5, 1]))
