@@ -74,7 +74,9 @@ def explain(
         page = runner.run(runner.Request(**asked), Console(stderr=True))
     except InvalidRequestError as error:
         # The first part of a field is the option's name, such as of policy.preset.
-        option = error.field.partition(".")[0].replace("_", "-")
+        option = error.field.partition(".")[0]
+        if option == "prompt" and prompt_file:
+            option = "prompt-file"
         raise click.BadParameter(error.description, param_hint=f"--{option}") from error
     except ScissorhandsError as error:
         raise click.ClickException(str(error)) from error
@@ -93,9 +95,9 @@ def _prompt(prompt: str | None, file: Path | None) -> str:
     try:
         return file.read_bytes().decode().rstrip("\n")
     except OSError as error:
-        raise InvalidRequestError("prompt_file", f"cannot read {file}: {error.strerror}") from error
+        raise InvalidRequestError("prompt-file", f"cannot read {file}: {error.strerror}") from error
     except UnicodeDecodeError as error:
-        raise InvalidRequestError("prompt_file", f"{file} is not UTF-8 text (byte {error.start})") from error
+        raise InvalidRequestError("prompt-file", f"{file} is not UTF-8 text (byte {error.start})") from error
 
 
 def _checked(policy: str) -> str:

@@ -71,6 +71,15 @@ def test_a_prompt_file_that_is_no_text(tmp_path):
     assert "is not UTF-8 text (byte 3)" in result.output
 
 
+def test_an_empty_prompt_file(tmp_path):
+    file = tmp_path / "prompt.txt"
+    file.write_text("\n\n", encoding="utf-8")
+    result = invoke(tmp_path / "page.html", "--prompt-file", file)
+    assert result.exit_code == 2
+    assert "--prompt-file" in result.output
+    assert "must not be empty" in result.output
+
+
 def test_a_folder_that_is_not_there(tmp_path):
     result = invoke(tmp_path / "none" / "page.html", "--prompt", TEXT)
     assert result.exit_code == 2
