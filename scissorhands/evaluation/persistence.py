@@ -27,7 +27,8 @@ class Persistence:
     """How far importance persists, ``[sequences, layers, kv_heads]`` each.
 
     Args:
-        ratio: Share of the tokens of the earlier half that are pivotal in the later half and were so in the earlier.
+        ratio: Of the tokens of the earlier half that are pivotal in the later, the share that were so in the earlier;
+            NaN where there are none.
         pivotal: Share of the tokens of the earlier half that were pivotal in it. Were importance drawn anew, the ratio
             would be this share: it is what chance gives.
     """
@@ -54,11 +55,11 @@ def persistence_ratio(earlier: npt.NDArray[np.bool_], later: npt.NDArray[np.bool
         later: The same tokens, whether they are pivotal in the later half.
 
     Returns:
-        Both shares, ``[...]``. A later half without pivotal tokens has a ratio of 0.
+        Both shares, ``[...]``. The ratio is NaN where the later half needs none of these tokens.
     """
     again = np.count_nonzero(earlier & later, axis=-1)
     needed = np.count_nonzero(later, axis=-1)
-    ratio = np.divide(again, needed, out=np.zeros(needed.shape), where=needed > 0)
+    ratio = np.divide(again, needed, out=np.full(needed.shape, np.nan), where=needed > 0)
     return Persistence(ratio, np.count_nonzero(earlier, axis=-1) / earlier.shape[-1])
 
 

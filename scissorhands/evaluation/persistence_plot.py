@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
@@ -32,7 +33,7 @@ def plot_persistence(rows: Sequence[Row], path: Path) -> None:
 def _persistence(axes: Axes, rows: Sequence[Row], index: int) -> None:
     for number, row in enumerate(rows):
         found = row["sets"][index]
-        ratio, size = (np.mean(found[f"{name}_percent_by_head"], axis=1) for name in ("ratio", "pivotal"))
+        ratio, size = (_by_layer(found[f"{name}_percent_by_head"]) for name in ("ratio", "pivotal"))
         color = f"C{number}"
         axes.plot(ratio, color=color, marker=".", label=f"{row['of']}: persistence ratio")
         axes.plot(size, color=color, linestyle="--", label=f"{row['of']}: pivotal tokens (what chance gives)")
@@ -68,6 +69,12 @@ def _layers(axes: Axes) -> None:
     axes.set_xlabel("Layer")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.grid(alpha=0.3)
+
+
+def _by_layer(heads: list[list[float | None]]) -> npt.NDArray[np.float64]:
+    """Return the mean over the heads of each layer, of those that are known; NaN, a gap, where none is."""
+    means: npt.NDArray[np.float64] = np.ma.masked_invalid(np.array(heads, dtype=np.float64)).mean(axis=1).filled(np.nan)
+    return means
 
 
 def _name(row: Row) -> str:

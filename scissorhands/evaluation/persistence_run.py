@@ -101,10 +101,9 @@ def _persistence_row(measured: dict[float, Persistence]) -> Row:
 
 
 def _percent(name: str, shares: npt.NDArray[np.float64]) -> Row:
-    return {
-        f"{name}_percent": 100 * float(shares.mean()),
-        f"{name}_percent_by_head": (100 * shares.mean(axis=0)).tolist(),
-    }
+    """Return the means of what is known; None where nothing is."""
+    known = 100 * np.ma.masked_invalid(shares)
+    return {f"{name}_percent": known.mean().tolist(), f"{name}_percent_by_head": known.mean(axis=0).tolist()}
 
 
 def _change_row(setup: Setup, granted: Grant, tokens: torch.Tensor, advance: Advance) -> Row:

@@ -11,9 +11,7 @@ def persistence_table(rows: list[Row]) -> Table:
         (
             row["of"],
             pivotal_to(found["share"]),
-            f"{found['pivotal_percent']:.1f} %",
-            f"{found['ratio_percent']:.1f} %",
-            f"{found['beyond_chance_percent']:.1f} %",
+            *(_percent(found[f"{name}_percent"]) for name in ("pivotal", "ratio", "beyond_chance")),
         )
         for row in rows
         for found in row.get("sets", ())
@@ -36,6 +34,10 @@ def change_table(rows: list[Row]) -> Table:
         if "histogram" in row
     ]
     return Table(headings, lines)
+
+
+def _percent(value: float | None) -> str:
+    return "none" if value is None else f"{value:.1f} %"
 
 
 def pivotal_to(share: float) -> str:
