@@ -64,7 +64,7 @@ class WorkerSettings(ServerSettings):
         default=0.1, ge=0, le=1, description="Share of the time that comparing may take while requests run."
     )
     shadow_patience: float = Field(
-        default=10.0, ge=0, le=3600, description="How long the last message of an answer waits for it, in seconds."
+        default=30.0, ge=0, le=3600, description="How long the last message of an answer waits for it, in seconds."
     )
     grace: float = Field(default=10.0, ge=0, le=3600, description="How long a stop waits for answers, in seconds.")
     log_level: str = Field(default="info", description="Least severe messages to log: debug, info, warning or error.")
