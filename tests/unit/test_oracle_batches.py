@@ -55,6 +55,10 @@ def test_rows_of_different_policies_and_budgets_step_together():
         replace(RULES["default"], B=52),
         RULES["tova"],
         RULES["snapkv"],
+        RULES["r-kv"],
+        RULES["fastgen"],
+        RULES["expected-attention"],
+        RULES["protected"],
         RULES["streaming"],
         # The same pool as the first rows, other numbers.
         replace(RULES["default"], r=8, m=9, c=7),
