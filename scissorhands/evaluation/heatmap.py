@@ -11,6 +11,8 @@ from matplotlib.figure import Figure
 from scissorhands.evaluation.results import Row
 
 _COLORS = mpl.colormaps["RdYlGn"]
+# The ends of the colors are too dark for figures to be read on them.
+_PALER = 0.3
 
 
 def plot_heatmap(rows: Sequence[Row], title: str, path: Path) -> None:
@@ -43,6 +45,6 @@ def _panel(axes: Axes, rows: Sequence[Row], lengths: Sequence[int], positions: S
         place = positions.index(row["position"]), lengths.index(row["length"])
         shares[place] = row["success"]
         axes.text(place[1], place[0], f"{row['found']}/{row['trials']}", ha="center", va="center", fontsize="small")
-    axes.imshow(shares, cmap=_COLORS, vmin=0, vmax=1, aspect="auto")
+    axes.imshow(shares, cmap=_COLORS, vmin=-_PALER, vmax=1 + _PALER, aspect="auto")
     axes.set_xticks(range(len(lengths)), [str(length) for length in lengths])
     axes.set_yticks(range(len(positions)), [f"{position:g}" for position in positions])

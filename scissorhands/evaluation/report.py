@@ -19,6 +19,9 @@ from scissorhands.evaluation.table import Table, percent
 
 # What must be equal for losses to be of the same sequences and the same model.
 _SAME = ("weights_sha256", "texts", "sequences", "length")
+# All of 5 differences have one sign by chance in 1 of 16 cases, all of 6 in 1 of 32, which is below 5 %. A bootstrap
+# of differences of one sign finds nothing to doubt, however few they are.
+_ENOUGH = 6
 _MIB = 2**20
 
 
@@ -42,8 +45,10 @@ class Entry:
     @property
     def name(self) -> str:
         """The policy, with what else it is named by."""
-        codec = self.row["codec"]
-        parts = [self.row["policy"], *([] if codec == "none" else [codec]), *([self.source] if self.source else [])]
+        row = self.row
+        # A source is a program and its version; its rows may name the program before the policy as well.
+        policy = str(row["policy"]).removeprefix(f"{self.source.partition(' ')[0]}:")
+        parts = [policy, *([] if row["codec"] == "none" else [row["codec"]]), *([self.source] if self.source else [])]
         return ", ".join(parts)
 
     @property
@@ -60,21 +65,24 @@ class Verdict:
         percent: By how much its perplexity is above that of the best; 0 for the best itself.
         interval: 95 % interval of that, over sequences in pairs; None for one sequence.
         best: Whether it is the best.
+        enough: Whether there are sequences enough to tell a difference from noise.
     """
 
     percent: float
     interval: tuple[float, float] | None
     best: bool
+    enough: bool
 
     @property
     def noise(self) -> bool:
         """Whether the difference may be none at all."""
-        return not self.best and (self.interval is None or self.interval[0] <= 0 <= self.interval[1])
+        return not self.best and (not self.enough or self.interval is None or self.interval[0] <= 0 <= self.interval[1])
 
     def __str__(self) -> str:
         if self.best:
             return "best"
-        return f"{percent(self.percent, self.interval)}{', within noise' if self.noise else ''}"
+        remark = ", within noise" if self.enough else ", too few sequences to tell"
+        return f"{percent(self.percent, self.interval)}{remark if self.noise else ''}"
 
 
 def read_files(paths: Sequence[Path]) -> list[Results]:
@@ -147,7 +155,9 @@ def perplexity_table(found: Sequence[Entry], full: Row) -> Table:
 
 def _verdict(entry: Entry, best: Entry) -> Verdict:
     differences = entry.excess - best.excess
-    return Verdict(percent_of_pairs(differences), interval_of_pairs(differences), entry is best)
+    return Verdict(
+        percent_of_pairs(differences), interval_of_pairs(differences), entry is best, len(differences) >= _ENOUGH
+    )
 
 
 def _means(of: Row) -> Differences:

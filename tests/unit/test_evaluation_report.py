@@ -70,19 +70,29 @@ def test_the_best_of_each_budget_and_what_is_noise():
     assert named["streaming", 0.2].interval == pytest.approx((100 * np.expm1(0.002),) * 2)
 
 
+def test_few_sequences_tell_nothing():
+    means = {"h2o": np.full(5, 3.0), "streaming": np.full(5, 3.1)}
+    rows = [row(policy, EVEN, loss_sums=(mean * 100).tolist()) for policy, mean in means.items()]
+    found = entries([Results(SETTINGS, {}, {"loss_sums": [290.0] * 5, "loss_count": 100}, rows)])
+    best, other = verdicts(found)
+    assert best is not None
+    assert best.best
+    assert str(other) == "+10.52 % (+10.52 to +10.52), too few sequences to tell"
+
+
 def test_files_of_two_programs(tmp_path):
     ours = write(tmp_path / "ours.json", [row("h2o", EVEN)])
     # The other program's numbers are off by a little everywhere, its full cache's too.
-    shifted = row("SnapKVPress", WORSE + 0.01, source="kvpress 0.3")
+    shifted = row("kvpress:snapkv", WORSE + 0.01, source="kvpress 0.3")
     theirs = write(tmp_path / "theirs.json", [shifted], full(0.01), dtype="float32")
     result = report(ours, theirs, "--markdown", tmp_path / "table.md", "--plot", tmp_path / "plot.png")
     assert result.exit_code == 0, result.output
-    assert "SnapKVPress, kvpress 0.3" in result.stdout
+    assert "snapkv, kvpress 0.3" in result.stdout
     lines = (tmp_path / "table.md").read_text().splitlines()
     assert [line.count("|") for line in lines] == [9] * 5
     assert lines[3].startswith("| h2o | 0.2 | 0.20 | 5.00x |")
     assert lines[3].endswith("| best |")
-    assert lines[4].startswith("| SnapKVPress, kvpress 0.3 |")
+    assert lines[4].startswith("| snapkv, kvpress 0.3 |")
     assert lines[4].endswith("| +0.20 % (+0.20 to +0.20) |")
     assert (tmp_path / "plot.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
 
