@@ -48,7 +48,7 @@ class Checks:
             self._found[_key(peer)] = found
             self._write()
             told = f"cannot be measured: {found['error']}" if "error" in found else found["verdict"]
-            console.print(f"{peer.label}: {told}", highlight=False, markup=False)
+            console.print(f"{peer.label}: {told}", highlight=False, markup=False, soft_wrap=True)
 
         if missing:
             program.check([peer.task() for peer in missing], take)

@@ -176,7 +176,7 @@ def run(request: Request, peers: Sequence[Peer], budgets: Sequence[float], conso
                 runner.measure([cell], lambda row: f"{row['increase_percent']:+.2f} %")
             except PeerError as error:
                 unfit[f"{plan.peer.name} {plan.budget:g}"] = str(error)
-                console.print(f"{cell.label} fails: {error}", highlight=False, markup=False)
+                console.print(f"{cell.label} fails: {error}", highlight=False, markup=False, soft_wrap=True)
         results.environment["peers"]["cannot_be_measured"] = unfit
         results.write(request.out)
     return results
