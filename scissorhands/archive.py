@@ -7,8 +7,8 @@ import torch
 
 from scissorhands.codec import Codec
 from scissorhands.errors import CorruptSegmentError
-from scissorhands.pool import Slots
 from scissorhands.segment import SegmentIdentity, build_segment
+from scissorhands.slots import Slots
 
 _POSITION = np.dtype("<u4")
 
@@ -20,7 +20,7 @@ def encode_segment(identity: SegmentIdentity, epoch: int, step: int, layers: Seq
         identity: The segment's identity.
         epoch: Epoch that the eviction began.
         step: Tokens seen at the eviction.
-        layers: The evicted slots of each layer.
+        layers: The evicted slots of each layer; of a sliding one none.
         codec: The codec; its name and version must be the identity's.
 
     Raises:

@@ -12,12 +12,13 @@ import torch
 from transformers import AttentionInterface, AttentionMaskInterface
 
 from scissorhands.errors import UnsupportedModelError
-from scissorhands.pool import LayerPool, Span
+from scissorhands.layer_pool import LayerPool
+from scissorhands.span import Span
 
 NAME = "scissorhands"
 _TAG = "_scissorhands_tag"
-# Stands for the mask of a layer that attends within a window or a chunk. Some models tell so by the mask alone.
-_LOCAL_MASK = torch.zeros(0)
+# On the mask of a layer that attends within a window: W and the padding. Some models tell so by the mask alone.
+_LOCAL = "_scissorhands_local"
 
 # Arguments that transformers passes along and that do not change what attention computes here.
 _HARMLESS = frozenset(
@@ -29,8 +30,15 @@ _HARMLESS = frozenset(
 )  # fmt: skip
 
 
+# What some arguments that we do not compute are, in words.
+_MEANINGS = {"s_aux": "attention sinks (s_aux)", "softcap": "soft-capped scores (softcap)"}
+
+
 class View(Protocol):
     """What a forward pass sees of the cache."""
+
+    def window(self, layer: int) -> int:
+        """Return the tokens that a query of a layer sees; 0 if it sees all that are kept."""
 
     def attend(
         self,
@@ -61,8 +69,9 @@ def attend(
     *,
     scaling: float,
     observe: bool,
+    kinds: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Append ``a`` tokens to each row of a span, attend over the slots in use, and gather evidence.
+    """Append ``a`` tokens to each row of a span, attend to what the layer holds, and gather evidence.
 
     Args:
         pool: The layer's slots.
@@ -72,26 +81,26 @@ def attend(
         values: ``[R, kv_heads, a, head_dim]``.
         scaling: Factor on the scores.
         observe: Whether the evidence should count these queries; False if it already does.
+        kinds: ``[R, a]`` uint8, kinds of the new tokens (:mod:`scissorhands.kinds`); None if nobody tells.
 
     Returns:
         ``[R, query_heads, a, head_dim]``.
     """
-    pool.append(span, keys, values, fresh=observe)
+    resident_keys, resident_values, visible = pool.append(span, keys, values, fresh=observe)
     rows, query_heads, incoming, head_dim = query.shape
     kv_heads = keys.shape[1]
     group = query_heads // kv_heads
-    resident_keys = pool.keys[span.rows, :, : span.extent]
-    resident_values = pool.values[span.rows, :, : span.extent]
+    extent = resident_keys.shape[2]
     # The heads of a group share their keys, so they are folded into the queries instead of repeating the keys.
     folded = query.reshape(rows, kv_heads, group * incoming, head_dim)
     scores = torch.matmul(folded, resident_keys.transpose(-1, -2)).float() * scaling
-    scores = scores.view(rows, kv_heads, group, incoming, span.extent)
-    if span.visible is not None:
-        scores.masked_fill_(~span.visible.unsqueeze(1), float("-inf"))
+    scores = scores.view(rows, kv_heads, group, incoming, extent)
+    if visible is not None:
+        scores.masked_fill_(~visible.unsqueeze(1), float("-inf"))
     probabilities = torch.softmax(scores, dim=-1)
-    if observe:
-        pool.observe(span, probabilities.mean(dim=2))
-    weights = probabilities.view(rows, kv_heads, group * incoming, span.extent).to(resident_values.dtype)
+    if observe and not pool.window:
+        pool.observe(span, probabilities.mean(dim=2), scores, kinds)
+    weights = probabilities.view(rows, kv_heads, group * incoming, extent).to(resident_values.dtype)
     return torch.matmul(weights, resident_values).view(rows, query_heads, incoming, head_dim)
 
 
@@ -103,6 +112,7 @@ def attention_forward(
     attention_mask: torch.Tensor | None,
     scaling: float | None = None,
     dropout: float = 0.0,
+    sliding_window: int | None = None,
     **kwargs: object,
 ) -> tuple[torch.Tensor, None]:
     """Attention as transformers calls it; see ``transformers.AttentionInterface``.
@@ -116,15 +126,14 @@ def attention_forward(
             "attention implementation 'scissorhands' was called without a scissorhands cache: pass one to generate(), "
             "or choose another implementation with model.set_attn_implementation()"
         )
-    if attention_mask is _LOCAL_MASK:
-        raise UnsupportedModelError(f"{type(module).__name__} attends within a window or in chunks of the sequence")
     unknown = sorted(name for name, given in kwargs.items() if given is not None and name not in _HARMLESS)
     if unknown or dropout:
-        asked = ", ".join([*unknown, *(["dropout"] if dropout else [])])
+        asked = ", ".join([_MEANINGS.get(name, name) for name in unknown] + (["dropout"] if dropout else []))
         raise UnsupportedModelError(f"{type(module).__name__} asks attention for what is not supported: {asked}")
     view, layer = tagged
+    mask = _within_window(module, view.window(layer), attention_mask, sliding_window)
     factor = query.shape[-1] ** -0.5 if scaling is None else scaling
-    output: torch.Tensor = view.attend(layer, query, key, value, attention_mask, factor)
+    output: torch.Tensor = view.attend(layer, query, key, value, mask, factor)
     return output.transpose(1, 2).contiguous(), None
 
 
@@ -137,13 +146,34 @@ def padding_mask(
     local_size: int | None = None,
     **kwargs: object,
 ) -> torch.Tensor | None:
-    """Return the 2-D padding mask as it came; causality is ours to keep (``transformers.AttentionMaskInterface``).
+    """Return the 2-D padding mask; causality and windows are ours to keep (``transformers.AttentionMaskInterface``).
 
-    A mask for local attention (``local_size`` tokens) is one that the attention function refuses: a model may make one
-    that no layer of it uses.
+    A mask for local attention (``local_size`` tokens) is wrapped, so that the attention function can make sure that the
+    layer has that window: a model may make one that no layer of it uses.
     """
     del batch_size, q_length, kv_length, kwargs
-    return attention_mask if local_size is None else _LOCAL_MASK
+    if local_size is None:
+        return attention_mask
+    local = torch.zeros(0)
+    setattr(local, _LOCAL, (local_size, attention_mask))
+    return local
+
+
+def _within_window(
+    module: torch.nn.Module, served: int, mask: torch.Tensor | None, sliding_window: int | None
+) -> torch.Tensor | None:
+    """Return a layer's padding mask, having made sure that its window is the one that is served.
+
+    Raises:
+        UnsupportedModelError: Mask, argument and configuration do not agree on the window.
+    """
+    asked, padding = getattr(mask, _LOCAL, (0, mask))
+    if asked != served or sliding_window not in (None, served):
+        raise UnsupportedModelError(
+            f"{type(module).__name__} attends within {asked or sliding_window or 'all'} tokens, "
+            f"where the configuration says {served or 'all'}"
+        )
+    return padding
 
 
 def register() -> None:

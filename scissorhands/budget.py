@@ -5,12 +5,14 @@ The rules (``n`` slots in use, ``a`` tokens to append; letters as in :class:`Evi
 - A row holds at most ``B`` slots per layer and KV head. Before ``a`` tokens are appended with ``n + a > B``,
   ``max(m, n + a - B)`` slots are dropped, none of them exempt.
 - A budget is valid if ``m >= L`` and ``B >= s + t + max(r, L) + max(m, c)``.
+- A sliding layer holds its window, whatever the budget is: the budget governs the global layers.
 """
 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from enum import Enum
+from functools import cached_property
 
 from scissorhands.errors import BudgetTooSmallError, InvalidRequestError
 
@@ -25,6 +27,8 @@ class ModelShape:
         head_dim: Elements of one key or value.
         element_bytes: Bytes of one element.
         group: Query heads that share a KV head.
+        layer_windows: W of each layer, the tokens that a query of it sees; 0 for a global layer, whose queries see all.
+            Nothing means that all layers are global.
     """
 
     layers: int
@@ -32,15 +36,34 @@ class ModelShape:
     head_dim: int
     element_bytes: int
     group: int = 1
+    layer_windows: tuple[int, ...] = ()
 
     @property
     def slot_bytes(self) -> int:
         """Bytes of one key and one value, without evidence."""
         return 2 * self.head_dim * self.element_bytes
 
+    @cached_property
+    def global_layers(self) -> tuple[int, ...]:
+        """The layers that a budget governs."""
+        return tuple(layer for layer in range(self.layers) if not self.window(layer))
+
+    def window(self, layer: int) -> int:
+        """Return W of a layer; 0 if it is global."""
+        return self.layer_windows[layer] if self.layer_windows else 0
+
     def full_bytes(self, tokens: int, element_bytes: int | None = None) -> int:
-        """Bytes of a cache of all ``tokens``, without evidence, with ``element_bytes`` (default: the model's own)."""
-        return self.layers * self.kv_heads * tokens * 2 * self.head_dim * (element_bytes or self.element_bytes)
+        """Bytes of transformers' own cache of ``tokens``, without evidence.
+
+        It holds all tokens of a global layer, and of a sliding one those that the next query will see: ``W - 1``.
+
+        Args:
+            tokens: Tokens of the sequence.
+            element_bytes: Bytes of one element; default: the model's own.
+        """
+        windows = [window for window in self.layer_windows if window]
+        slots = len(self.global_layers) * tokens + sum(min(tokens, window - 1) for window in windows)
+        return self.kv_heads * slots * 2 * self.head_dim * (element_bytes or self.element_bytes)
 
 
 class BudgetUnit(Enum):
@@ -132,7 +155,7 @@ class Grant:
     Args:
         policy: Name of the policy.
         preset: Preset of the policy.
-        layer_slots: B of each layer.
+        layer_slots: B of each global layer; of a sliding one its window, or the sequence's length if that is smaller.
         parameters: The policy's numbers.
         bytes: Bytes that the row allocates, evidence included.
         raised: True when a fraction was raised to the smallest valid budget.
@@ -181,15 +204,20 @@ def smallest_budget(parameters_for: ParametersFor) -> int:
 
 
 def resolve_slots(
-    request: BudgetRequest, parameters_for: ParametersFor, bytes_per_token: int, total_tokens: int | None
+    request: BudgetRequest,
+    parameters_for: ParametersFor,
+    bytes_per_token: int,
+    total_tokens: int | None,
+    fixed_bytes: int = 0,
 ) -> tuple[int, bool]:
     """Turn a request into B.
 
     Args:
         request: What was asked for.
         parameters_for: The policy's numbers for a B.
-        bytes_per_token: Bytes of one slot in all layers and heads, evidence included.
+        bytes_per_token: Bytes of one slot in all global layers and heads, evidence included.
         total_tokens: Prompt plus new tokens; B never exceeds it. None if unknown, then a fraction is refused.
+        fixed_bytes: Bytes that the sequence takes whatever its budget: those of its sliding layers.
 
     Returns:
         B and whether a fraction was raised to the smallest valid budget.
@@ -208,7 +236,7 @@ def resolve_slots(
         if slots < smallest:
             slots, raised = smallest, True
     elif request.unit is BudgetUnit.BYTES:
-        slots = int(request.amount) // bytes_per_token
+        slots = (int(request.amount) - fixed_bytes) // max(1, bytes_per_token)
     else:
         slots = int(request.amount)
     if total_tokens is not None and slots >= total_tokens:
@@ -219,7 +247,7 @@ def resolve_slots(
             "policy.parameters.drop", f"must be at least lookahead ({parameters.lookahead}), got {parameters.drop}"
         )
     if slots < parameters.smallest_budget:
-        wanted = smallest * bytes_per_token if request.unit is BudgetUnit.BYTES else smallest
+        wanted = fixed_bytes + smallest * bytes_per_token if request.unit is BudgetUnit.BYTES else smallest
         raise BudgetTooSmallError(
             field,
             f"too small for this policy: the smallest is {wanted} {request.unit.value} ({smallest} slots), "
@@ -230,27 +258,31 @@ def resolve_slots(
 
 
 def slots_to_drop(
-    lengths: Sequence[int], budgets: Sequence[int], parameters: EvictionParameters, incoming: int
+    lengths: Sequence[int], budgets: Sequence[int], parameters: EvictionParameters, incoming: int, ahead: int = 0
 ) -> list[int]:
     """Return how many slots each layer must drop before ``incoming`` tokens are appended.
 
     A layer that would overflow drops ``max(m, n + a - B)``, but while a prompt is read only as many beyond the
     ``n + a - B`` that it must as are not exempt. A layer that would overflow before ``m`` more tokens drops ``m`` along
-    with it, so that a row's evictions are at least ``m`` steps apart whatever its layers' budgets.
+    with it, so that a row's evictions are at least ``m`` steps apart whatever its layers' budgets. A layer of which
+    nothing is known is a sliding one and drops nothing: its window moves by itself.
 
     Args:
-        lengths: n of each layer.
+        lengths: n of each layer, as far as evidence is at hand.
         budgets: B of each layer.
         parameters: The policy's numbers.
         incoming: a.
+        ahead: Slots that each layer will have filled beyond those by then.
 
     Returns:
         Slots to drop of each layer; all 0 when nothing overflows.
     """
-    overflow = [n + incoming - b for n, b in zip(lengths, budgets, strict=True)]
-    if max(overflow) <= 0:
+    used = [n + ahead if n else 0 for n in lengths]
+    overflow = [n + incoming - b for n, b in zip(used, budgets, strict=True)]
+    if all(over <= 0 for n, over in zip(used, overflow, strict=True) if n):
         return [0] * len(overflow)
     drop, exempt = parameters.drop, parameters.exempt
     return [
-        max(over, min(drop, n - exempt), 0) if over > 1 - drop else 0 for n, over in zip(lengths, overflow, strict=True)
+        max(over, min(drop, n - exempt), 0) if n and over > 1 - drop else 0
+        for n, over in zip(used, overflow, strict=True)
     ]

@@ -19,10 +19,11 @@ from scissorhands.cache import ResidentCache
 from scissorhands.errors import InvalidRequestError
 from scissorhands.grant import PolicyRequest, grant
 from scissorhands.policies import get_policy
-from scissorhands.pool import Slots, Span
 from scissorhands.probe import model_shape, probe
 from scissorhands.row import Row
+from scissorhands.slots import Slots
 from scissorhands.snapshot import Snapshot
+from scissorhands.span import Span
 from scissorhands.view import StepView
 
 DEFAULT_POLICY = PolicyRequest("scissorhands")
@@ -62,6 +63,10 @@ class BudgetedCache(StepView):
         self._seen = 0
         self._reading = False
 
+    def window(self, layer: int) -> int:
+        """Return the tokens that a query of a layer sees, before there are rows too."""
+        return self._resident.shape.window(layer)
+
     def attend(
         self,
         layer: int,
@@ -87,10 +92,13 @@ class BudgetedCache(StepView):
             output = torch.zeros_like(query)
             for index, (row, length) in enumerate(zip(self.rows, lengths, strict=True)):
                 new = (slice(index, index + 1), slice(None), slice(incoming - length, incoming))
+                kinds = None if self.kinds is None else self.kinds[new[0], new[2]]
                 if incoming > 1:
-                    output[new] = self._read(row, layer, query[new], keys[new], values[new], scaling)
+                    output[new] = self._read(row, layer, query[new], keys[new], values[new], scaling, kinds)
                 elif length:
-                    output[new] = StepView([row]).attend(layer, query[new], keys[new], values[new], None, scaling)
+                    alone = StepView([row])
+                    alone.kinds = kinds
+                    output[new] = alone.attend(layer, query[new], keys[new], values[new], None, scaling)
         if layer == len(self) - 1:
             self._end(incoming, lengths)
         return output
@@ -100,10 +108,10 @@ class BudgetedCache(StepView):
         return self._resident.allocated_bytes()
 
     def mass_dropped_share(self) -> float:
-        """Return the share of all attention that lay on evicted slots up to their eviction."""
-        heads = self._resident.shape.layers * self._resident.shape.kv_heads
+        """Return the share of the global layers' attention that lay on evicted slots up to their eviction."""
+        heads = len(self._resident.shape.global_layers) * self._resident.shape.kv_heads
         queries = sum(row.step for row in self.rows)
-        return self.mass_dropped / (queries * heads) if queries else 0.0
+        return self.mass_dropped / (queries * heads) if queries and heads else 0.0
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Return the tokens seen, padding included."""
@@ -146,34 +154,45 @@ class BudgetedCache(StepView):
                 self._count(taken)
 
     def _read(
-        self, row: Row, layer: int, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scaling: float
+        self,
+        row: Row,
+        layer: int,
+        query: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        scaling: float,
+        kinds: torch.Tensor | None,
     ) -> torch.Tensor:
         """Let one layer read a prompt, or a part of one, chunk by chunk."""
         row.pending = None  # A snapshot that decoding took counted on single tokens.
         outputs = []
         done, total = 0, query.shape[2]
+        slots, slides = row.grant.layer_slots[layer], bool(self.window(layer))
         while done < total:
             step = row.step + done
             grid = row.grant.parameters.chunk
             chunk = min(grid - step % grid, total - done)
-            if row.lengths[layer] + chunk > row.grant.layer_slots[layer]:
+            if row.lengths[layer] + chunk > slots and not slides:
                 self._evict_layer(row, layer, step, chunk)
             span = Span(slice(row.index, row.index + 1), (row.lengths[layer],), (step,), chunk, query.device)
             part = (slice(None), slice(None), slice(done, done + chunk))
             pool = row.pool.layers[layer]
-            outputs.append(attend(pool, span, query[part], keys[part], values[part], scaling=scaling, observe=True))
-            row.lengths[layer] += chunk
+            told = None if kinds is None else kinds[:, done : done + chunk]
+            outputs.append(
+                attend(pool, span, query[part], keys[part], values[part], scaling=scaling, observe=True, kinds=told)
+            )
+            row.lengths[layer] = min(row.lengths[layer] + chunk, slots)
             done += chunk
         return torch.cat(outputs, dim=2) if outputs else query
 
     def _evict_layer(self, row: Row, layer: int, step: int, incoming: int) -> None:
         # Layers are decided apart, so one layer's plan is the same here as within a whole row's.
-        evidence = row.pool.layers[layer].evidence(row.index, row.lengths[layer])
+        evidence = row.pool.layers[layer].evidence(row.index, row.lengths[layer], step)
         prompt = step if step > row.step else row.prompt
         snapshot = Snapshot(row.epoch, step, ahead=0, incoming=incoming, layers=(evidence,), prompt=prompt)
         decided = self._policy.plan(row.grant.parameters, (row.grant.layer_slots[layer],), snapshot)
         self._count(self._resident.drop(row, layer, decided.keep[0]))
-        if layer == len(self) - 1:
+        if layer == self._resident.shape.global_layers[-1]:
             row.epoch += 1
 
     def _count(self, taken: Slots) -> None:

@@ -13,8 +13,9 @@ import torch
 
 from scissorhands.budget import Grant, ModelShape, slots_to_drop
 from scissorhands.plan import plan
-from scissorhands.pool import Pool, Slots
+from scissorhands.pool import Pool
 from scissorhands.row import Eviction, Pending, PendingPlan, Phase, Planner, PlanSource, Row
+from scissorhands.slots import Slots
 from scissorhands.snapshot import Keep, Plan, Snapshot
 
 PoolKey = tuple[tuple[int, ...], str, str, int]
@@ -105,7 +106,7 @@ class ResidentCache:
         return eviction
 
     def snapshot(self, row: Row, ahead: int, incoming: int, layers: Sequence[int] | None = None) -> Snapshot:
-        """Copy a row's evidence to the host.
+        """Copy a row's evidence to the host; a sliding layer has none, whatever it holds.
 
         Args:
             row: The row.
@@ -114,7 +115,7 @@ class ResidentCache:
             layers: The layers to look at; None means all.
         """
         chosen = range(self.shape.layers) if layers is None else layers
-        evidence = tuple(row.pool.layers[layer].evidence(row.index, row.lengths[layer]) for layer in chosen)
+        evidence = tuple(row.pool.layers[layer].evidence(row.index, row.lengths[layer], row.step) for layer in chosen)
         return Snapshot(row.epoch, row.step, ahead, incoming, evidence, row.prompt)
 
     def drop(self, row: Row, layer: int, keep: Keep) -> Slots:
@@ -124,6 +125,7 @@ class ResidentCache:
             row: The row.
             layer: Index of the layer.
             keep: ``[kv_heads, n]`` over the slots of the snapshot, equally many True in each head; newer slots stay.
+                Of a sliding layer a snapshot has no slots, so nothing is evicted from it.
 
         Returns:
             The evicted slots.
@@ -163,8 +165,8 @@ def _fits(decided: Plan, row: Row, snapshot: Snapshot) -> bool:
     """Whether a plan from elsewhere answers this snapshot and drops what it must; a wrong one is not applied."""
     if (decided.epoch, decided.step, len(decided.keep)) != (row.epoch, snapshot.step, len(snapshot.layers)):
         return False
-    lengths = [layer.length + snapshot.ahead for layer in snapshot.layers]
-    drops = slots_to_drop(lengths, row.grant.layer_slots, row.grant.parameters, snapshot.incoming)
+    lengths = [layer.length for layer in snapshot.layers]
+    drops = slots_to_drop(lengths, row.grant.layer_slots, row.grant.parameters, snapshot.incoming, snapshot.ahead)
     return all(
         keep.shape == layer.positions.shape and bool(np.all((~keep).sum(axis=1) == drop))
         for keep, layer, drop in zip(decided.keep, snapshot.layers, drops, strict=True)

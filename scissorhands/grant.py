@@ -50,11 +50,14 @@ def grant(budget: BudgetRequest, policy: PolicyRequest, shape: ModelShape, total
 
     def bytes_per_token(slots: int) -> int:
         evidence = COMMON_EVIDENCE_BYTES + chosen.evidence_bytes(parameters_for(slots), shape.group)
-        return shape.layers * shape.kv_heads * (shape.slot_bytes + evidence)
+        return len(shape.global_layers) * shape.kv_heads * (shape.slot_bytes + evidence)
 
     # Signals take the same bytes for every budget: only the window sizes them, and no window depends on B.
     per_token = bytes_per_token(1)
-    slots, raised = resolve_slots(budget, parameters_for, per_token, total_tokens)
+    # A sliding layer needs its window and nothing more, and its slots carry no evidence.
+    windows = [min(window, total_tokens or window) for window in shape.layer_windows]
+    fixed = sum(windows) * shape.kv_heads * shape.slot_bytes
+    slots, raised = resolve_slots(budget, parameters_for, per_token, total_tokens, fixed)
     if chosen.name == Full.name and total_tokens is not None and slots < total_tokens:
         raise InvalidRequestError(
             "budget", f"policy full keeps every token and needs {total_tokens} slots, got {slots}"
@@ -67,9 +70,9 @@ def grant(budget: BudgetRequest, policy: PolicyRequest, shape: ModelShape, total
     return Grant(
         policy=chosen.name,
         preset=chosen.preset,
-        layer_slots=(slots,) * shape.layers,
+        layer_slots=tuple(window or slots for window in windows or (0,) * shape.layers),
         parameters=parameters_for(slots),
-        bytes=slots * per_token,
+        bytes=fixed + slots * per_token,
         raised=raised,
     )
 

@@ -54,7 +54,7 @@ class SessionRecord:
         ended_at: When it was closed or expired.
         discarded: Its segments are to be deleted, and no more are taken.
         tally: What it has evicted, None before the first plan.
-        persistence: Mean of each layer over all pairs of snapshots seen; empty before the second snapshot.
+        persistence: Mean of each global layer over all pairs of snapshots seen; empty before the second snapshot.
         pairs: Number of those pairs.
         segments: In the store, by epoch.
         quality: What eviction cost, as its worker reported it at the end; None if it has not.

@@ -1,11 +1,13 @@
 """Rows: the bookkeeping of one sequence in the cache, in plain Python."""
 
+import sys
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
 
 from scissorhands.budget import Grant
-from scissorhands.pool import Pool, Slots
+from scissorhands.pool import Pool
+from scissorhands.slots import Slots
 from scissorhands.snapshot import Plan, Snapshot
 
 
@@ -81,8 +83,9 @@ class Row:
 
     @property
     def slack(self) -> int:
-        """Tokens that still fit before a layer must evict."""
-        return min(slots - length for slots, length in zip(self.grant.layer_slots, self.lengths, strict=True))
+        """Tokens that still fit before a layer must evict; without end if all layers slide."""
+        slots, lengths = self.grant.layer_slots, self.lengths
+        return min((slots[layer] - lengths[layer] for layer in self.pool.global_layers), default=sys.maxsize)
 
     @property
     def will_evict(self) -> bool:
@@ -95,8 +98,9 @@ class Row:
         return min(chunk - self.step % chunk, remaining)
 
     def advance(self, tokens: int) -> None:
-        """Count tokens that every layer has appended."""
-        self.lengths = [length + tokens for length in self.lengths]
+        """Count tokens that every layer has appended; in a sliding one the newest replace the oldest."""
+        slots = self.grant.layer_slots
+        self.lengths = [min(length + tokens, most) for length, most in zip(self.lengths, slots, strict=True)]
         self.step += tokens
         self.observed_layers = 0
 

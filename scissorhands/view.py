@@ -8,15 +8,16 @@ from transformers import Cache
 
 from scissorhands.attention import adjacent_runs, attend, tag
 from scissorhands.errors import InvalidRequestError
-from scissorhands.pool import Span
 from scissorhands.row import Row
+from scissorhands.span import Span
 
 
 class StepView(Cache):
     """A batch of rows in one forward pass; every row takes the same number of new tokens, none of them padding.
 
     Pass it to the model as ``cache=``. Whoever builds it has made room in the rows, and calls :meth:`commit` when the
-    pass is through. A pass that failed halfway has changed nothing that counts: it can be repeated.
+    pass is through. A pass that failed halfway has changed nothing that counts, and can be repeated; but not one of
+    several tokens over a sliding layer, which is refused.
 
     Args:
         rows: The rows in the order of the batch; adjacent rows of one pool are attended to together.
@@ -25,6 +26,8 @@ class StepView(Cache):
     def __init__(self, rows: Sequence[Row]) -> None:
         super().__init__(layers=[])
         self.rows = list(rows)
+        # ``[batch, a]`` uint8, kinds of the tokens of the pass under way; None if nobody tells (scissorhands.kinds).
+        self.kinds: torch.Tensor | None = None
         self._spans: dict[tuple[int, int, tuple[int, ...], int], Span] = {}
 
     def __len__(self) -> int:
@@ -41,6 +44,10 @@ class StepView(Cache):
         """Tag the new keys, so that the attention function finds its way back here."""
         del args, kwargs
         return tag(key_states, self, layer_idx), value_states
+
+    def window(self, layer: int) -> int:
+        """Return the tokens that a query of a layer sees; 0 if it sees all that are kept."""
+        return self.rows[0].pool.layers[layer].window if self.rows else 0
 
     def attend(
         self,
@@ -68,6 +75,7 @@ class StepView(Cache):
                     values[batch],
                     scaling=scaling,
                     observe=layer >= rows[0].observed_layers,
+                    kinds=None if self.kinds is None else self.kinds[batch],
                 )
             )
             for row in rows:
@@ -101,7 +109,7 @@ class StepView(Cache):
 
     @property
     def is_sliding(self) -> list[bool]:
-        """No layer is."""
+        """No layer is, as far as the sizes of masks go: windows are ours to keep."""
         return [False] * len(self)
 
     @property

@@ -56,13 +56,22 @@ def model_shape(message: model_pb2.ModelInfo) -> ModelShape:
     """Read the sizes that decide how large a model's cache is.
 
     Raises:
-        InvalidRequestError: A size is missing.
+        InvalidRequestError: A size is missing, or the windows are not of all layers.
     """
     for name in ("layers", "kv_heads", "head_dim", "element_bytes"):
         if getattr(message, name) < 1:
             raise InvalidRequestError(f"session.model.{name}", "must be at least 1")
+    if len(message.layer_windows) not in (0, message.layers):
+        raise InvalidRequestError("session.model.layer_windows", f"must be {message.layers} numbers or none")
     group = max(1, message.query_heads // message.kv_heads)
-    return ModelShape(message.layers, message.kv_heads, message.head_dim, message.element_bytes, group)
+    return ModelShape(
+        message.layers,
+        message.kv_heads,
+        message.head_dim,
+        message.element_bytes,
+        group,
+        tuple(message.layer_windows) if any(message.layer_windows) else (),
+    )
 
 
 def grant_message(grant: Grant, source: budget_pb2.GrantSource.ValueType, codec: str) -> budget_pb2.Grant:

@@ -113,7 +113,7 @@ class Session:
         resident_slots: Slots resident after the last eviction, over all layers and KV heads.
         step: Tokens that the row had seen at the last snapshot.
         mass_dropped: Share of attention mass that lay on evicted slots, between 0 and 1.
-        persistence: Overlap of the most attended half of the slots between snapshots, per layer, between 0 and 1.
+        persistence: Overlap of the most attended half of the slots between snapshots, per global layer; 0 to 1.
         segments: Segments in the store, oldest first; a list of sessions leaves it empty.
         segment_count: Number of segments in the store.
         segment_bytes: Bytes of the segments in the store.

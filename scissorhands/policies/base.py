@@ -62,8 +62,8 @@ class Policy(ABC):
 
     def plan(self, parameters: EvictionParameters, layer_slots: tuple[int, ...], snapshot: Snapshot) -> Plan:
         """Return which slots of ``snapshot`` to keep; a pure function of its arguments."""
-        lengths = [layer.length + snapshot.ahead for layer in snapshot.layers]
-        drops = slots_to_drop(lengths, layer_slots, parameters, snapshot.incoming)
+        lengths = [layer.length for layer in snapshot.layers]
+        drops = slots_to_drop(lengths, layer_slots, parameters, snapshot.incoming, snapshot.ahead)
         keep = tuple(
             self._keep_layer(layer, drop, parameters, snapshot)
             for layer, drop in zip(snapshot.layers, drops, strict=True)

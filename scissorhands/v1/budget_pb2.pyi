@@ -177,7 +177,9 @@ class Grant(_message.Message):
     """t: last tokens of the prompt that are exempt."""
     @_builtins.property
     def layer_slots(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """B: slots of each layer, per KV head, in tokens; one entry a layer."""
+        """B: slots of each layer, per KV head, in tokens; one entry a layer. A layer with a window has as many slots as that,
+        or as the sequence has tokens if those are fewer.
+        """
 
     @_builtins.property
     def lease(self) -> _duration_pb2.Duration:

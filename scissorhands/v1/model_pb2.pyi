@@ -3,8 +3,10 @@
 isort:skip_file
 What a worker says about the model that it serves."""
 
+from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
+from google.protobuf.internal import containers as _containers
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -34,6 +36,7 @@ class ModelInfo(_message.Message):
     MAX_POSITIONS_FIELD_NUMBER: _builtins.int
     VOCABULARY_FIELD_NUMBER: _builtins.int
     ELEMENT_BYTES_FIELD_NUMBER: _builtins.int
+    LAYER_WINDOWS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Name under which the worker serves the model; also the metric label model_name."""
     fingerprint: _builtins.str
@@ -58,6 +61,12 @@ class ModelInfo(_message.Message):
     """Vocabulary size, in token ids."""
     element_bytes: _builtins.int
     """Bytes of one element of a key or value, in bytes."""
+    @_builtins.property
+    def layer_windows(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """W of each layer, the tokens that a query of it sees, its own included; 0 for a layer whose queries see all. One entry
+        a layer, or none when all layers see all tokens. A layer with a window holds that window, whatever the budget is.
+        """
+
     def __init__(
         self,
         *,
@@ -73,10 +82,11 @@ class ModelInfo(_message.Message):
         max_positions: _builtins.int = ...,
         vocabulary: _builtins.int = ...,
         element_bytes: _builtins.int = ...,
+        layer_windows: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "dtype", b"dtype", "element_bytes", b"element_bytes", "fingerprint", b"fingerprint", "head_dim", b"head_dim", "kv_heads", b"kv_heads", "layers", b"layers", "max_positions", b"max_positions", "name", b"name", "query_heads", b"query_heads", "tokenizer_fingerprint", b"tokenizer_fingerprint", "vocabulary", b"vocabulary"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "dtype", b"dtype", "element_bytes", b"element_bytes", "fingerprint", b"fingerprint", "head_dim", b"head_dim", "kv_heads", b"kv_heads", "layer_windows", b"layer_windows", "layers", b"layers", "max_positions", b"max_positions", "name", b"name", "query_heads", b"query_heads", "tokenizer_fingerprint", b"tokenizer_fingerprint", "vocabulary", b"vocabulary"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

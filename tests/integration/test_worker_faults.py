@@ -16,7 +16,7 @@ from support.tiny_worker import collect, metrics, request, tiny_folder, tiny_wor
 from support.waiting import SECONDS, until
 
 from scissorhands.codec.none import NoCodec
-from scissorhands.pool import LayerPool
+from scissorhands.layer_pool import LayerPool
 from scissorhands.v1 import budget_pb2, generation_pb2, generation_pb2_grpc
 from scissorhands_server.worker import service
 from scissorhands_server.worker.engine import Engine

@@ -64,6 +64,7 @@ class DenseLayer:
         attention: ``[kv_heads, queries, tokens]``, the mean over the query heads of a group; 0 if not seen.
         seen: ``[kv_heads, queries, tokens]``, whether the query could see the token.
         scores: ``[query_heads, queries, tokens]``, scaled products of queries and keys; NaN if not seen.
+        window: Tokens that a query sees, its own included, whatever is kept elsewhere; 0 for a layer under the rules.
         keys: ``[kv_heads, tokens, head_dim]`` after position embedding, of all tokens.
         dropped_mass: Attention that tokens had received by the time they were dropped.
     """
@@ -72,6 +73,7 @@ class DenseLayer:
     attention: Array
     seen: Mask
     scores: Array
+    window: int = 0
     keys: torch.Tensor = field(default_factory=lambda: torch.empty(0))
     values: torch.Tensor = field(default_factory=lambda: torch.empty(0))
     dropped_mass: float = 0.0
@@ -80,13 +82,16 @@ class DenseLayer:
 class DenseSequence:
     """One sequence of a model under rules.
 
+    Layers with a window are outside of the rules: they see the newest tokens, and nothing is ever decided about them.
+
     Args:
         model: A causal language model; a copy of it is used.
         rules: The rules.
         longest: Most tokens that the sequence may have.
+        windows: Of each layer, tokens that a query sees; 0: all that are kept. Nothing: no layer has a window.
     """
 
-    def __init__(self, model: PreTrainedModel, rules: Rules, longest: int) -> None:
+    def __init__(self, model: PreTrainedModel, rules: Rules, longest: int, windows: tuple[int, ...] = ()) -> None:
         self.rules = rules
         self.model = copy.deepcopy(model)
         self.model.set_attn_implementation(NAME)
@@ -97,11 +102,12 @@ class DenseSequence:
                 attention=np.zeros((heads, longest, longest)),
                 seen=np.zeros((heads, longest, longest), dtype=bool),
                 scores=np.full((model.config.num_attention_heads, longest, longest), np.nan),
+                window=window,
             )
-            for _ in range(model.config.num_hidden_layers)
+            for window in windows or (0,) * model.config.num_hidden_layers
         ]
-        layers = len(self.layers)
-        self.budgets = rules.B if isinstance(rules.B, tuple) else (rules.B,) * layers
+        self.ruled = [layer for layer in self.layers if not layer.window]
+        self.budgets = rules.B if isinstance(rules.B, tuple) else (rules.B,) * len(self.ruled)
         self.step = 0
         self.prompt = 0
         self.tokens: list[int] = []
@@ -111,19 +117,21 @@ class DenseSequence:
 
     @property
     def used(self) -> list[int]:
-        """n, slots in use of each layer; every head of a layer keeps equally many."""
-        used = [layer.keep.sum(axis=1) for layer in self.layers]
+        """n, slots in use of each layer under the rules; every head of a layer keeps equally many."""
+        used = [layer.keep.sum(axis=1) for layer in self.ruled]
         assert all(len(set(heads)) == 1 for heads in used)
         return [int(heads[0]) for heads in used]
 
     @property
     def room(self) -> int:
         """Tokens that fit before a layer is full."""
+        if not self.ruled:
+            return 10**9
         return min(budget - used for budget, used in zip(self.budgets, self.used, strict=True))
 
     def kept(self) -> list[list[list[int]]]:
-        """Return the positions of the kept tokens of each layer and head."""
-        return [[np.flatnonzero(head).tolist() for head in layer.keep] for layer in self.layers]
+        """Return the positions of the kept tokens of each layer under the rules, and head."""
+        return [[np.flatnonzero(head).tolist() for head in layer.keep] for layer in self.ruled]
 
     def read(self, tokens: torch.Tensor) -> torch.Tensor:
         """Read a prompt, or a part of one, along the chunk grid; return ``[tokens, vocabulary]`` logits."""
@@ -240,7 +248,7 @@ class DenseSequence:
         """Return the tokens to drop of each layer and head, from what is known now."""
         rules = self.rules
         plans = []
-        for layer, used, budget in zip(self.layers, self.used, self.budgets, strict=True):
+        for layer, used, budget in zip(self.ruled, self.used, self.budgets, strict=True):
             overflow = used + ahead + incoming - budget
             # A layer that is not full yet drops along if it would be before m more tokens.
             spare = used + ahead - rules.s - rules.t - max(rules.r, rules.L)
@@ -265,7 +273,7 @@ class DenseSequence:
         return plans
 
     def _drop(self, plan: list[Mask]) -> None:
-        for layer, drop in zip(self.layers, plan, strict=True):
+        for layer, drop in zip(self.ruled, plan, strict=True):
             layer.dropped_mass += float(layer.attention[:, : self.step].sum(axis=1)[drop].sum())
             layer.keep &= ~drop
         self.evictions += 1
@@ -330,7 +338,9 @@ def dense_attention(
         for index in range(queries.shape[1]):
             position = first + index
             tokens = slice(0, position + 1)
-            seen = layer.keep[kv_head, tokens]
+            seen = layer.keep[kv_head, tokens].copy()
+            if layer.window:
+                seen[: max(0, position + 1 - layer.window)] = False
             scores = np.where(seen, keys[kv_head, tokens] @ queries[head, index] * scaling, -np.inf)
             layer.scores[head, position, tokens] = np.where(seen, scores, np.nan)
             weights = np.exp(scores - scores.max())

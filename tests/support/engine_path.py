@@ -79,8 +79,9 @@ class EnginePath:
 
 
 def kept_positions(row: Row) -> list[list[list[int]]]:
-    """Return the positions in a row's slots, of each layer and head."""
+    """Return the positions in a row's slots, of each global layer and head."""
     return [
         pool.positions[row.index, :, :length].tolist()
         for pool, length in zip(row.pool.layers, row.lengths, strict=True)
+        if not pool.window
     ]

@@ -8,8 +8,8 @@ import torch
 from scissorhands.archive import decode_section, encode_segment
 from scissorhands.codec import CODECS, get_codec
 from scissorhands.errors import CorruptSegmentError, InvalidRequestError
-from scissorhands.pool import Slots
 from scissorhands.segment import SegmentIdentity, check_section, check_segment, header_size, parse_header
+from scissorhands.slots import Slots
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 

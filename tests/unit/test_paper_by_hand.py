@@ -13,7 +13,7 @@ import torch
 from scissorhands.budget import BudgetRequest, ModelShape
 from scissorhands.cache import ResidentCache
 from scissorhands.grant import PolicyRequest, grant
-from scissorhands.pool import Span
+from scissorhands.span import Span
 
 SHAPE = ModelShape(layers=1, kv_heads=1, head_dim=2, element_bytes=4)
 NUMBERS = {"recent": 1, "drop": 2, "chunk": 1, "window": 3}
@@ -73,10 +73,11 @@ def test_the_consistent_reading_of_algorithm_2():
 
         span = Span(slice(0, 1), (row.lengths[0],), (token,), 1, cache.device)
         pool.append(span, torch.zeros(1, 1, 1, 2), torch.zeros(1, 1, 1, 2))
-        pool.observe(span, torch.tensor([[[list(step.attention.values())]]]))
+        attention = torch.tensor([[[list(step.attention.values())]]])
+        pool.observe(span, attention, attention.log().unsqueeze(2))
         row.advance(1)
 
-        evidence = pool.evidence(0, row.lengths[0])
+        evidence = pool.evidence(0, row.lengths[0], token + 1)
         assert evidence.positions.tolist() == [resident]
         counts = evidence.signals["low_count_ring"][0].tolist()
         assert dict(zip(resident, counts, strict=True)) == step.low, f"token {token}"

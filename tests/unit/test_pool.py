@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 from scissorhands.budget import BudgetRequest, Grant, ModelShape
 from scissorhands.cache import ResidentCache
 from scissorhands.grant import PolicyRequest, grant
-from scissorhands.pool import LayerPool, Span
+from scissorhands.layer_pool import LayerPool
 from scissorhands.row import Row
 from scissorhands.signals import signals_for
+from scissorhands.span import Span
 
 SHAPE = ModelShape(layers=2, kv_heads=3, head_dim=4, element_bytes=4)
 CPU = torch.device("cpu")
@@ -25,6 +26,9 @@ GRANTS = [
         (32, ("streaming",)),
         (32, ("tova",)),
         (32, ("snapkv",)),
+        (32, ("r-kv",)),
+        (32, ("fastgen",)),
+        (32, ("expected-attention",)),
         (8, ("full",)),
     ]
 ]
@@ -65,6 +69,11 @@ def test_any_order_of_coming_and_going_keeps_contents_and_exact_bytes(events):
         (PolicyRequest("tova"), 12),
         (PolicyRequest("snapkv"), 16),
         (PolicyRequest("snapkv", "", {"window": 64}), 16),
+        (PolicyRequest("r-kv"), 16),
+        (PolicyRequest("fastgen"), 9),
+        # A mean and a sum of squares, 4 bytes each, for each of two query heads.
+        (PolicyRequest("expected-attention"), 24),
+        (PolicyRequest("protected", "fastgen"), 9),
         (PolicyRequest("full"), 8),
         (PolicyRequest("scissorhands"), 10),
         (PolicyRequest("scissorhands", "paper"), 408),
@@ -74,7 +83,7 @@ def test_any_order_of_coming_and_going_keeps_contents_and_exact_bytes(events):
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_the_grant_tells_the_bytes(policy, evidence, dtype):
-    shape = ModelShape(layers=5, kv_heads=3, head_dim=8, element_bytes=dtype.itemsize)
+    shape = ModelShape(layers=5, kv_heads=3, head_dim=8, element_bytes=dtype.itemsize, group=2)
     granted = grant(BudgetRequest.tokens(40), policy, shape)
     cache = ResidentCache(shape, dtype, CPU)
     cache.add_row(granted)
@@ -162,7 +171,7 @@ def test_compacting_moves_each_heads_own_slots_to_the_front():
 
 def test_what_was_taken_and_evidence_are_copies():
     pool = layer_pool(rows=1)
-    taken, evidence = pool.take(0, torch.tensor([[0, 1]] * 3)), pool.evidence(0, 4)
+    taken, evidence = pool.take(0, torch.tensor([[0, 1]] * 3)), pool.evidence(0, 4, 4)
     for tensor in pool.tensors():
         tensor.fill_(1)
     assert not taken.keys.any()
@@ -175,7 +184,7 @@ def test_what_was_taken_and_evidence_are_copies():
 
 def layer_pool(rows: int) -> LayerPool:
     """Return a layer with three heads of eight slots of four elements, and the default policy's signals."""
-    return LayerPool(rows, 3, 8, 4, signals_for(GRANTS[0]), torch.float32, CPU)
+    return LayerPool(rows, 3, 8, 4, signals_for(GRANTS[0], 1), torch.float32, CPU)
 
 
 def tensors_of(row: Row) -> list[torch.Tensor]:

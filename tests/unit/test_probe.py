@@ -3,13 +3,15 @@
 import pytest
 import torch
 import transformers
+from support.sliding_models import SLIDING_MODELS, WINDOW, sliding_model
 from support.tiny_models import TINY_MODELS, random_tokens, tiny_model
 
 from scissorhands.attention import NAME
 from scissorhands.budget import BudgetRequest
 from scissorhands.budgeted import BudgetedCache
 from scissorhands.errors import UnsupportedModelError
-from scissorhands.probe import PROBE_TOKENS, model_shape, probe
+from scissorhands.probe import model_shape, probe
+from scissorhands.span import RingSpan
 
 SIZES = {
     "vocab_size": 97,
@@ -23,8 +25,6 @@ SIZES = {
     "bos_token_id": 1,
     "eos_token_id": 2,
 }
-# Beyond the probe's tokens: what the window hides cannot be seen in the logits.
-WINDOW = 4 * PROBE_TOKENS
 
 
 def gpt2():
@@ -46,12 +46,6 @@ def qwen2_moe():
     return transformers.Qwen2MoeForCausalLM(config)
 
 
-def qwen2_sliding():
-    config = transformers.Qwen2Config(**SIZES, use_sliding_window=True, sliding_window=WINDOW, max_window_layers=1)
-    assert set(config.layer_types) == {"full_attention", "sliding_attention"}
-    return transformers.Qwen2ForCausalLM(config)
-
-
 def llama4_chunked():
     """Attend in chunks, and tell nobody but the mask."""
     config = transformers.Llama4TextConfig(
@@ -67,6 +61,13 @@ def llama4_chunked():
 
 def gemma2():
     return transformers.Gemma2ForCausalLM(transformers.Gemma2Config(**SIZES, head_dim=8, sliding_window=WINDOW))
+
+
+def gpt_oss():
+    config = transformers.GptOssConfig(
+        **SIZES, head_dim=8, sliding_window=WINDOW, num_local_experts=2, num_experts_per_tok=2
+    )
+    return transformers.GptOssForCausalLM(config)
 
 
 def bloom():
@@ -95,14 +96,13 @@ def test_others_pass_that_attend_alike(build):
 @pytest.mark.parametrize(
     ("build", "reason"),
     [
-        (lambda: mistral(WINDOW), "within a window or in chunks"),
-        (qwen2_sliding, "within a window or in chunks"),
-        (llama4_chunked, "within a window or in chunks"),
-        (gemma2, "Gemma2Attention"),
+        (llama4_chunked, "layers of type chunked_attention"),
+        (gemma2, "Gemma2Attention asks .* soft-capped scores"),
+        (gpt_oss, "GptOssAttention asks .* attention sinks"),
         (bloom, r"calls per layer: \[0, 0\]"),
         (mamba, "lacks num_attention_heads"),
     ],
-    ids=["mistral", "qwen2", "llama4", "gemma2", "bloom", "mamba"],
+    ids=["llama4", "gemma2", "gpt_oss", "bloom", "mamba"],
 )
 def test_what_would_be_served_wrongly_is_refused_and_left_as_it_was(build, reason):
     model = seeded(build)
@@ -116,8 +116,45 @@ def test_what_would_be_served_wrongly_is_refused_and_left_as_it_was(build, reaso
 
 
 def test_a_cache_for_such_a_model_is_refused():
-    with pytest.raises(UnsupportedModelError, match="window"):
-        BudgetedCache(seeded(lambda: mistral(WINDOW)), BudgetRequest.tokens(64))
+    with pytest.raises(UnsupportedModelError, match="soft-capped"):
+        BudgetedCache(seeded(gemma2), BudgetRequest.tokens(64))
+
+
+@pytest.mark.parametrize("name", SLIDING_MODELS)
+def test_models_whose_layers_slide_pass(name):
+    model = sliding_model(name)
+    probe(model)
+    assert max(model_shape(model).layer_windows) == WINDOW
+
+
+@pytest.mark.parametrize("part", ["visible", "visible_of_one"])
+def test_a_window_that_is_served_wrongly_shows_in_the_logits(part, monkeypatch):
+    # A ring that has forgotten a token too many, in a chunk or with a single token.
+    right = getattr(RingSpan, part).func
+
+    def forgetful(ring):
+        mask = right(ring)
+        seen = torch.ones(1, 1, 1, WINDOW, dtype=torch.bool) if mask is None else mask.clone()
+        seen[..., :WINDOW] &= torch.arange(WINDOW) % 5 > 0
+        return seen
+
+    monkeypatch.setattr(RingSpan, part, property(forgetful))
+    with pytest.raises(UnsupportedModelError, match="logits differ from transformers' own attention by"):
+        probe(sliding_model("gemma3"))
+
+
+def test_a_window_unlike_the_configuration_is_refused():
+    model = sliding_model("qwen2")
+    model.config.layer_types = ["full_attention", "full_attention", "sliding_attention"]
+    with pytest.raises(UnsupportedModelError, match=f"Qwen2Attention attends within {WINDOW} tokens, .* says all"):
+        probe(model)
+
+
+def test_a_sliding_layer_without_a_window_is_refused():
+    model = sliding_model("gemma3")
+    model.config.sliding_window = None
+    with pytest.raises(UnsupportedModelError, match="does not say its sliding_window"):
+        probe(model)
 
 
 def test_a_hidden_change_to_the_scores_shows_in_the_logits():

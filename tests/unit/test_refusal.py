@@ -10,12 +10,12 @@ from transformers import (
     DeepseekV3Config,
     FalconConfig,
     FalconH1Config,
+    Gemma2Config,
     Gemma3TextConfig,
     GPT2Config,
     GPTBigCodeConfig,
     GPTNeoConfig,
     GPTNeoXConfig,
-    GptOssConfig,
     JambaConfig,
     Llama4TextConfig,
     LlamaConfig,
@@ -88,6 +88,26 @@ def test_kv_heads_are_found_under_every_name(config, heads):
     assert check_config(config).kv_heads == heads
 
 
+@pytest.mark.parametrize(
+    ("config", "windows"),
+    [
+        (LlamaConfig(**SIZES), ()),
+        (
+            Qwen2Config(**SIZES, num_key_value_heads=4, use_sliding_window=True, sliding_window=8, max_window_layers=1),
+            (0, 8),
+        ),
+        (Qwen2Config(**SIZES, num_key_value_heads=4, use_sliding_window=False, sliding_window=8), ()),
+        (MistralConfig(**SIZES, num_key_value_heads=4, sliding_window=4096), (4096, 4096)),
+        (MistralConfig(**SIZES, num_key_value_heads=4, sliding_window=None), ()),
+        (Phi3Config(**SIZES, pad_token_id=0, sliding_window=2047), (2047, 2047)),
+        (Gemma3TextConfig(**SIZES, num_key_value_heads=1, sliding_window=512, sliding_window_pattern=2), (512, 0)),
+    ],
+    ids=lambda value: getattr(value, "model_type", None),
+)
+def test_windows_are_those_of_the_configuration(config, windows):
+    assert check_config(config).layer_windows == windows
+
+
 def test_a_head_may_be_wider_than_its_share_of_the_hidden_size():
     assert check_config(Qwen3Config(**SIZES, num_key_value_heads=4, head_dim=16)).head_dim == 16
 
@@ -99,11 +119,8 @@ def test_a_head_may_be_wider_than_its_share_of_the_hidden_size():
         (BartConfig(), "encoder-decoder"),
         (ViTConfig(), "no causal language model"),
         (CLIPConfig(), "no causal language model"),
-        (Qwen2Config(**SIZES, use_sliding_window=True, sliding_window=8, max_window_layers=1), "sliding_attention"),
-        (MistralConfig(sliding_window=4096), "sliding window \\(sliding_window=4096\\)"),
-        (Phi3Config(sliding_window=2047), "sliding window"),
-        (Gemma3TextConfig(), "sliding_attention"),
-        (GptOssConfig(), "sliding_attention"),
+        (Gemma2Config(), "soft-capped scores"),
+        (Gemma3TextConfig(sliding_window=None), "does not say its sliding_window"),
         (Llama4TextConfig(), "chunked_attention"),
         (GPTNeoConfig(), "local"),
         (MambaConfig(), "linear_attention"),

@@ -1,5 +1,7 @@
 """Between the core's types and the messages: both ends read what the other wrote."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -108,6 +110,14 @@ def test_a_shape_tells_how_many_query_heads_share_a_key():
     assert model_shape(model_pb2.ModelInfo(**sizes)).group == 1
 
 
+def test_windows_are_of_all_layers_or_none():
+    sizes = {"layers": 2, "kv_heads": 2, "head_dim": 3, "element_bytes": 4}
+    assert model_shape(model_pb2.ModelInfo(**sizes, layer_windows=[0, 8])).layer_windows == (0, 8)
+    assert model_shape(model_pb2.ModelInfo(**sizes, layer_windows=[0, 0])) == model_shape(model_pb2.ModelInfo(**sizes))
+    with pytest.raises(InvalidRequestError, match=r"session\.model\.layer_windows: must be 2 numbers or none"):
+        model_shape(model_pb2.ModelInfo(**sizes, layer_windows=[8]))
+
+
 @pytest.mark.parametrize("name", ["layers", "kv_heads", "head_dim", "element_bytes"])
 def test_a_missing_size_is_named(name):
     sizes = {"layers": 1, "kv_heads": 2, "head_dim": 3, "element_bytes": 4}
@@ -115,6 +125,18 @@ def test_a_missing_size_is_named(name):
     with pytest.raises(InvalidRequestError) as caught:
         model_shape(model_pb2.ModelInfo(**{**sizes, name: 0}))
     assert caught.value.field == f"session.model.{name}"
+
+
+def test_a_sliding_layer_travels_without_slots():
+    empty = LayerEvidence(positions=np.zeros((3, 0), dtype=np.int32), signals={})
+    snapshot = replace(make_snapshot(), layers=(empty, make_snapshot().layers[1]))
+    header, layers = parts(snapshot)
+    assert list(header.layer_lengths) == [0, 9]
+    read = read_snapshot(header, layers)
+    assert (read.layers[0].positions.shape, read.layers[0].signals) == ((3, 0), {})
+    keep = (np.ones((3, 0), dtype=np.bool_), np.ones((3, 9), dtype=np.bool_))
+    message = plan_message(Plan(read.epoch, read.step, keep))
+    assert [kept.shape for kept in read_plan(message, snapshot).keep] == [(3, 0), (3, 9)]
 
 
 def test_snapshots_round_trip():

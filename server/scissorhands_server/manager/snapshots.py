@@ -1,6 +1,7 @@
 """Receiving snapshots: the parts of one, checked before anything is kept of them, become a snapshot."""
 
 from dataclasses import dataclass
+from itertools import zip_longest
 
 import numpy as np
 
@@ -54,8 +55,10 @@ def check_header(header: cache_manager_pb2.SnapshotHeader, grant: Grant, limits:
     layers, kv_heads = header.session.model.layers, header.session.model.kv_heads
     if len(header.layer_lengths) != layers:
         raise InvalidRequestError("layer_lengths", f"must be {layers} numbers, got {len(header.layer_lengths)}")
-    for length in (min(header.layer_lengths), max(header.layer_lengths)):
-        if not 1 <= length <= header.step:
+    for length, window in zip_longest(header.layer_lengths, header.session.model.layer_windows, fillvalue=0):
+        if window and length:
+            raise InvalidRequestError("layer_lengths", f"must be 0 for a layer with a window, got {length}")
+        if not window and not 1 <= length <= header.step:
             raise InvalidRequestError("layer_lengths", f"must be 1 to the {header.step} tokens seen, got {length}")
     for name in ("step", "epoch", "ahead", "incoming", "prompt"):
         if getattr(header, name) > limits.max_positions:
@@ -81,12 +84,14 @@ async def receive_layers(
             raise InvalidRequestError("part", "after the header every message must be a layer")
         if len(layers) == len(header.layer_lengths):
             raise InvalidRequestError("layer", f"more than the {len(layers)} layers that were announced")
-        if set(message.layer.signals) != wanted:
+        length = header.layer_lengths[len(layers)]
+        if set(message.layer.signals) != (wanted if length else set()):
             raise InvalidRequestError(
                 "layer.signals",
-                f"policy {grant.policy} takes {sorted(wanted)}, got {sorted(message.layer.signals)}",
+                f"policy {grant.policy} takes {sorted(wanted) if length else 'none of a layer with a window'}, "
+                f"got {sorted(message.layer.signals)}",
             )
-        largest = header.session.model.kv_heads * header.layer_lengths[len(layers)] * _LARGEST_NUMBER_BYTES
+        largest = header.session.model.kv_heads * length * _LARGEST_NUMBER_BYTES
         if any(len(array.data) > largest for array in (message.layer.positions, *message.layer.signals.values())):
             raise InvalidRequestError("layer", f"an array is above the {largest} bytes that were announced")
         layers.append(message.layer)
@@ -106,7 +111,8 @@ def checked_snapshot(received: ReceivedSnapshot) -> Snapshot:
     """
     snapshot = read_snapshot(received.header, received.layers)
     for layer in snapshot.layers:
-        _check_layer(layer, snapshot.step)
+        if layer.length:
+            _check_layer(layer, snapshot.step)
     return snapshot
 
 

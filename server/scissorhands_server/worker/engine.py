@@ -106,6 +106,11 @@ class Engine:
         return self._cache
 
     @property
+    def _governed_heads(self) -> int:
+        """Heads of the layers that budgets govern; each gives every query's attention, 1 in all, to its slots."""
+        return len(self._cache.shape.global_layers) * self._cache.shape.kv_heads
+
+    @property
     def alive(self) -> bool:
         """Whether the engine's thread runs."""
         return self._thread.is_alive()
@@ -216,7 +221,7 @@ class Engine:
             self._evicted(task, self._cache.prepare_prefill(row, tokens, self._plan_deadline))
             logits = self._step([row], [task.ids[row.step : row.step + tokens]])
             self._metrics.prompt_tokens.inc(tokens)
-            self._metrics.mass.inc(tokens * self._cache.shape.layers * self._cache.shape.kv_heads)
+            self._metrics.mass.inc(tokens * self._governed_heads)
             task.emit(Progress(row.step))
             if tokens == remaining:
                 self._accept(task, logits[0])
@@ -269,7 +274,7 @@ class Engine:
         return sorted(ready, key=lambda task: (id(_row(task).pool), _row(task).index))
 
     def _decoded(self, task: Task, logits: torch.Tensor) -> None:
-        self._metrics.mass.inc(self._cache.shape.layers * self._cache.shape.kv_heads)
+        self._metrics.mass.inc(self._governed_heads)
         self._accept(task, logits)
 
     def _accept(self, task: Task, logits: torch.Tensor) -> None:

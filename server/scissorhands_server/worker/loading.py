@@ -178,6 +178,7 @@ def _info(
         max_positions=sizes.max_positions,
         vocabulary=sizes.vocabulary,
         element_bytes=model.dtype.itemsize,
+        layer_windows=sizes.layer_windows,
     )
 
 

@@ -4,27 +4,27 @@ What only a forward pass can show (attention that bypasses the interface, argume
 where the attention function lives.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import nn
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, PretrainedConfig
 
 from scissorhands.errors import UnsupportedModelError
-
-_FULL_ATTENTION = "full_attention"
+from scissorhands.layer_windows import layer_windows
 
 # Attributes that, when they are set, change what a layer must remember, with what they mean.
 _UNSERVED = {
     "kv_lora_rank": "multi-head latent attention, whose keys and values have other sizes",
     "num_kv_shared_layers": "layers that share their keys and values",
     "attention_chunk_size": "attention in chunks",
+    "attn_logit_softcapping": "soft-capped scores",
 }
 
 
 @dataclass(frozen=True)
 class ModelSizes:
-    """The sizes of a model whose layers are all alike.
+    """The sizes of a model whose layers are alike but for their windows.
 
     Args:
         layers: Attention layers.
@@ -33,6 +33,7 @@ class ModelSizes:
         head_dim: Elements of one key or value.
         max_positions: Most positions, in tokens; prompt and answer together.
         vocabulary: Token ids.
+        layer_windows: Of :func:`scissorhands.layer_windows.layer_windows`.
     """
 
     layers: int
@@ -41,6 +42,7 @@ class ModelSizes:
     head_dim: int
     max_positions: int
     vocabulary: int
+    layer_windows: tuple[int, ...] = ()
 
 
 def check_config(config: PretrainedConfig) -> ModelSizes:
@@ -54,11 +56,11 @@ def check_config(config: PretrainedConfig) -> ModelSizes:
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         raise UnsupportedModelError(f"{config.model_type} has no causal language model in transformers")
     text = config.get_text_config(decoder=True)
-    _check_layers(text)
+    windows = layer_windows(text, text.model_type)
     for name, meaning in _UNSERVED.items():
         if getattr(text, name, None):
             raise UnsupportedModelError(f"{text.model_type} uses {meaning} ({name}={getattr(text, name)})")
-    return _sizes(text)
+    return replace(_sizes(text), layer_windows=windows)
 
 
 def check_model(model: nn.Module) -> None:
@@ -70,27 +72,6 @@ def check_model(model: nn.Module) -> None:
     for name, module in model.named_modules():
         if getattr(module, "is_causal", True) is False:
             raise UnsupportedModelError(f"{type(model).__name__} is not causal: {name} looks ahead")
-
-
-def _check_layers(config: PretrainedConfig) -> None:
-    # GPT-Neo has its own name for them, and calls full attention global.
-    layer_types = getattr(config, "layer_types", None)
-    if layer_types is None and hasattr(config, "attention_layers"):
-        layer_types = [_FULL_ATTENTION if kind == "global" else kind for kind in config.attention_layers]
-    if layer_types is not None:
-        others = sorted(set(layer_types) - {_FULL_ATTENTION})
-        if others:
-            raise UnsupportedModelError(
-                f"{config.model_type} has layers of type {', '.join(others)}; only full attention is served"
-            )
-        return
-    # Where a configuration lists no layer types, a window that is set is used by every layer.
-    window = getattr(config, "sliding_window", None)
-    if window and getattr(config, "use_sliding_window", True):
-        raise UnsupportedModelError(
-            f"{config.model_type} attends through a sliding window (sliding_window={window}); "
-            "only full attention is served"
-        )
 
 
 def _sizes(config: PretrainedConfig) -> ModelSizes:

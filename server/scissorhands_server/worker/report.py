@@ -36,7 +36,7 @@ def finish_message(task: Task, finished: Finished, shape: ModelShape) -> generat
             full_16bit_bytes=shape.full_bytes(len(task.ids), HALF_BYTES),
             evictions=done.evictions,
             evicted_slots=done.evicted_slots,
-            mass_dropped=done.mass_dropped / (appended * shape.layers * shape.kv_heads),
+            mass_dropped=done.mass_dropped / (appended * max(1, len(shape.global_layers)) * shape.kv_heads),
             plans_manager=done.plans_manager,
             plans_local=done.plans_local,
             prefill_stall=_duration(done.prefill_stall),

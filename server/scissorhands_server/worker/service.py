@@ -6,6 +6,7 @@ import time
 from collections.abc import AsyncGenerator
 from concurrent.futures import ThreadPoolExecutor
 
+from scissorhands.budget import Grant
 from scissorhands.errors import CapacityError, EngineError, InvalidRequestError, NotFoundError, UnavailableError
 from scissorhands.grant import PolicyRequest, default_budget, grant
 from scissorhands.policies import get_policy
@@ -135,7 +136,7 @@ class GenerationHost:
             policy=policy_message(policy),
         )
         granted = await self.link.open(spec) if self.link else None
-        if granted is None or len(granted.layer_slots) != self._shape.layers:
+        if granted is None or not self._holds_windows(granted, local):
             codec = self.settings.codec if self.link else ""
             granted = grant_message(local, budget_pb2.GRANT_SOURCE_LOCAL, codec)
         if self.link:
@@ -153,6 +154,15 @@ class GenerationHost:
             shadowed=sampled(spec.session_id, self.settings.shadow_share) if checked.shadow is None else checked.shadow,
         )
         return task, granted
+
+    def _holds_windows(self, granted: budget_pb2.Grant, local: Grant) -> bool:
+        """Whether a grant is of this model's layers, and each sliding one has its window: another manager may err."""
+        slides = [bool(self._shape.window(layer)) for layer in range(self._shape.layers)]
+        return len(granted.layer_slots) == len(slides) and all(
+            slots == own
+            for slots, own, window in zip(granted.layer_slots, local.layer_slots, slides, strict=True)
+            if window
+        )
 
     async def _next(self, task: Task) -> Event:
         """Return the next event; a stream never hangs, even if the engine's thread should die."""

@@ -1,0 +1,159 @@
+"""One layer's slots for all rows of a pool."""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from scissorhands.signals import Observation, Resident, Signal
+from scissorhands.slots import Slots
+from scissorhands.snapshot import LayerEvidence
+from scissorhands.span import Span
+
+
+class Attended(NamedTuple):
+    """What new queries attend to.
+
+    Args:
+        keys: ``[R, H, n, D]``.
+        values: ``[R, H, n, D]``.
+        visible: ``[R, 1, a, n]`` bool, which of them each query sees; None when each sees all.
+    """
+
+    keys: torch.Tensor
+    values: torch.Tensor
+    visible: torch.Tensor | None
+
+
+class LayerPool:
+    """The slots of a layer whose queries see all tokens that are kept. A policy decides which.
+
+    Args:
+        rows: R, number of rows.
+        kv_heads: H, key-value heads.
+        slots: B, slots of each row.
+        head_dim: D, elements of a key.
+        signals: The evidence to gather.
+        dtype: Number type of keys and values.
+        device: Where the tensors live.
+    """
+
+    # W, the tokens that a query sees at most; 0 when it sees all that are kept.
+    window = 0
+
+    def __init__(
+        self,
+        rows: int,
+        kv_heads: int,
+        slots: int,
+        head_dim: int,
+        signals: tuple[Signal, ...],
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self.signals = signals
+        self.keys = torch.zeros(rows, kv_heads, slots, head_dim, dtype=dtype, device=device)
+        self.values = torch.zeros_like(self.keys)
+        self.positions = torch.zeros(rows, kv_heads, slots, dtype=torch.int32, device=device)
+        self.states = [signal.allocate(rows, kv_heads, slots, device) for signal in signals]
+
+    def tensors(self) -> Iterator[torch.Tensor]:
+        """Yield every tensor that holds a share of each slot."""
+        yield self.keys
+        yield self.values
+        yield self.positions
+        yield from self.states
+
+    def append(self, span: Span, keys: torch.Tensor, values: torch.Tensor, *, fresh: bool = True) -> Attended:
+        """Put new keys and values ``[R, H, a, D]`` behind the slots in use.
+
+        Args:
+            span: The rows and where their new tokens go.
+            keys: The keys.
+            values: The values.
+            fresh: Whether the tokens' evidence starts at zero; not when a pass is repeated that already counted.
+
+        Returns:
+            What the new tokens' queries attend to.
+        """
+        if span.even:
+            place = (span.rows, slice(None), slice(span.lengths[0], span.extent))
+            self.keys[place] = keys
+            self.values[place] = values
+            self.positions[place] = span.positions.unsqueeze(1)
+            for state in self.states if fresh else ():
+                state[place] = 0
+        else:
+            self._scatter(span, keys, values, fresh=fresh)
+        used = (span.rows, slice(None), slice(span.extent))
+        return Attended(self.keys[used], self.values[used], span.visible)
+
+    def observe(
+        self, span: Span, probabilities: torch.Tensor, scores: torch.Tensor, kinds: torch.Tensor | None = None
+    ) -> None:
+        """Add what the new queries saw to the evidence; see :class:`~scissorhands.signals.base.Observation`."""
+        lengths = tuple(length + 1 for length in span.lengths)
+        positions = self.positions[span.rows, :, : span.extent]
+        seen = Observation(probabilities, span.visible, lengths, span.steps, scores, positions, kinds)
+        for signal, state in zip(self.signals, self.states, strict=True):
+            signal.observe(state[span.rows], seen)
+
+    def evidence(self, row: int, length: int, step: int) -> LayerEvidence:
+        """Copy the evidence of a row's ``length`` slots to the host, once it has seen ``step`` tokens."""
+        used = (row, slice(None), slice(length))
+        resident = Resident(self.keys[used], self.values[used], self.positions[used], step)
+        signals = {
+            signal.name: signal.value(state[used], resident).cpu().numpy()
+            for signal, state in zip(self.signals, self.states, strict=True)
+        }
+        # Copies: later steps change the tensors that the arrays would share memory with.
+        signals = {name: np.array(value) for name, value in signals.items()}
+        return LayerEvidence(positions=np.array(resident.positions.cpu().numpy()), signals=signals)
+
+    def take(self, row: int, slots: torch.Tensor) -> Slots:
+        """Copy the given slots ``[H, d]`` of a row."""
+        heads = torch.arange(slots.shape[0], device=slots.device).unsqueeze(1)
+        return Slots(
+            keys=self.keys[row][heads, slots],
+            values=self.values[row][heads, slots],
+            positions=self.positions[row][heads, slots],
+            mass=self.states[0][row][heads, slots],
+        )
+
+    def compact(self, row: int, slots: torch.Tensor) -> None:
+        """Move the given slots ``[H, k]``, ascending, to the front of a row; the rest of the row is free."""
+        heads = torch.arange(slots.shape[0], device=slots.device).unsqueeze(1)
+        kept = slots.shape[1]
+        for tensor in self.tensors():
+            tensor[row, :, :kept] = tensor[row][heads, slots]
+
+    @torch.inference_mode(False)  # Tensors made in inference mode could not be changed outside of it.
+    def add_row(self) -> None:
+        """Grow by one empty row, exactly."""
+        self.keys, self.values, self.positions, *self.states = [
+            torch.cat([tensor, tensor.new_zeros(1, *tensor.shape[1:])]) for tensor in self.tensors()
+        ]
+
+    def move_last_row(self, into: int) -> None:
+        """Copy the last row to the place of row ``into``."""
+        for tensor in self.tensors():
+            if into != len(tensor) - 1:
+                tensor[into] = tensor[-1]
+
+    def hide_last_row(self) -> None:
+        """Shrink by one row, without giving its memory back and without a need for memory."""
+        self.keys, self.values, self.positions, *self.states = [tensor[:-1] for tensor in self.tensors()]
+
+    @torch.inference_mode(False)
+    def release_hidden(self) -> None:
+        """Give the memory of hidden rows back: what is allocated is exactly the rows."""
+        self.keys, self.values, self.positions, *self.states = [tensor.clone() for tensor in self.tensors()]
+
+    def _scatter(self, span: Span, keys: torch.Tensor, values: torch.Tensor, *, fresh: bool) -> None:
+        at = (span.row_index, slice(None), span.slot_index)
+        self.keys[at] = keys.transpose(1, 2)
+        self.values[at] = values.transpose(1, 2)
+        self.positions[at] = span.positions.unsqueeze(-1)
+        for state in self.states if fresh else ():
+            state[at] = 0
