@@ -13,6 +13,7 @@ from scissorhands.evaluation.decoding import answers
 from scissorhands.evaluation.request import Choice, Request
 from scissorhands.evaluation.results import Results, Row
 from scissorhands.evaluation.setup import prepare, tell_anew
+from scissorhands.evaluation.sizes import governed_slots
 from scissorhands.evaluation.texts import Tokens, sequences_of
 from scissorhands.grant import grant_text
 
@@ -48,7 +49,7 @@ def run(request: Request, new_tokens: int, console: Console) -> Results:
         granted = grants[choice]
         found = agree(setup.model, granted, setup.full_grant(), prompts, full_answers(results), advance)
         return {
-            "slots": granted.layer_slots[0],
+            "slots": governed_slots(granted, setup.shape),
             "raised": granted.raised,
             **found.sizes.fields(setup.shape, request.length, setup.model.dtype),
             **_figures(found),

@@ -14,6 +14,7 @@ from scissorhands.evaluation.perplexity import measure
 from scissorhands.evaluation.request import ORACLE, ORACLES, Choice, Request
 from scissorhands.evaluation.results import Results, Row
 from scissorhands.evaluation.setup import Setup, prepare, tell_anew
+from scissorhands.evaluation.sizes import governed_slots
 from scissorhands.evaluation.statistics import Losses
 from scissorhands.evaluation.texts import Tokens
 from scissorhands.grant import grant_text
@@ -62,7 +63,7 @@ def _measure(setup: Setup, choice: Choice, granted: Grant, tokens: Tokens, full:
 
     measured = measure(setup.model, granted, tokens, advance, planner_for)
     return {
-        "slots": granted.layer_slots[0],
+        "slots": governed_slots(granted, setup.shape),
         "raised": granted.raised,
         **measured.sizes.fields(setup.shape, tokens.shape[1], setup.model.dtype),
         **loss_fields(measured.losses, measured.first_eviction, full),

@@ -7,6 +7,7 @@ from transformers import PreTrainedModel
 
 from scissorhands.budget import BudgetRequest
 from scissorhands.cache import ResidentCache
+from scissorhands.errors import UnsupportedModelError
 from scissorhands.evaluation.perplexity import feed
 from scissorhands.grant import PolicyRequest, grant
 from scissorhands.layer_pool import LayerPool
@@ -80,7 +81,13 @@ def above_average(seen: Observation) -> torch.Tensor:
 
 
 def attach(pool: LayerPool, recorder: Recorder) -> None:
-    """Let a recorder see what one layer's queries give the rows that the pool holds now."""
+    """Let a recorder see what one layer's queries give the rows that the pool holds now.
+
+    Raises:
+        UnsupportedModelError: The layer slides: nothing is learned about its slots.
+    """
+    if pool.window:
+        raise UnsupportedModelError("attention is recorded of global layers only, and this model has layers that slide")
     rows, kv_heads, slots = pool.positions.shape
     pool.signals = (*pool.signals, recorder)
     pool.states.append(recorder.allocate(rows, kv_heads, slots, pool.positions.device))

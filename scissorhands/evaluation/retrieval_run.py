@@ -13,6 +13,7 @@ from scissorhands.evaluation.request import FULL, Choice, Request
 from scissorhands.evaluation.results import Results, Row
 from scissorhands.evaluation.retrieval import KINDS, Kind, fact_of, hide
 from scissorhands.evaluation.setup import Setup, prepare, tell_anew
+from scissorhands.evaluation.sizes import governed_slots
 from scissorhands.evaluation.texts import cuts_of
 from scissorhands.grant import grant_text
 
@@ -100,7 +101,7 @@ class _Trials:
         texts = [str(setup.tokenizer.decode(answer, skip_special_tokens=True)).strip() for answer in found]
         right = [kind.found(text, fact.expected) for text, fact in zip(texts, self._facts, strict=True)]
         return {
-            "slots": granted.layer_slots[0],
+            "slots": governed_slots(granted, setup.shape),
             "raised": granted.raised,
             **sizes.fields(setup.shape, length, setup.model.dtype),
             "trials": len(right),

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from scissorhands.budget import ModelShape
+from scissorhands.budget import Grant, ModelShape
 from scissorhands.cache import ResidentCache
 
 COMPRESSION_BASIS = (
@@ -37,6 +37,11 @@ class Sizes:
             "bytes_per_sequence": self.allocated,
             "dtype": str(dtype).removeprefix("torch."),
         }
+
+
+def governed_slots(granted: Grant, shape: ModelShape) -> int:
+    """Return B, the slots of each global layer; those of the windows if all layers slide."""
+    return max(granted.layer_slots[layer] for layer in shape.global_layers or range(shape.layers))
 
 
 def sizes_of(cache: ResidentCache) -> Sizes:
