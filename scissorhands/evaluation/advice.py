@@ -12,6 +12,8 @@ from scissorhands.evaluation.table import Table, percent
 
 # More sequences than this are not worth naming: the wanted loss is too close to the measured one.
 _MANY = 10_000
+# A bootstrap over fewer sequences gives intervals that are too narrow.
+_ENOUGH = 8
 
 
 def smallest_within(budgets: Sequence[float], within: Callable[[float], bool]) -> float | None:
@@ -83,6 +85,8 @@ class Advice:
             f"{decimal(saved)} less, {1 - share:.0%}."
         )
         yield self._certainty(row)
+        if self.sequences < _ENOUGH:
+            yield f"Intervals from fewer than {_ENOUGH} sequences are too narrow: take this as a first look."
         smaller = [other for other in self.rows if other["budget"] < row["budget"]]
         if smaller and (interval := smaller[-1]["ci95_after_eviction"]) and interval[0] <= self.wanted:
             yield f"A budget of {smaller[-1]['budget']:.4g} changed it by {_loss(smaller[-1])}, and may be within, too."
@@ -92,7 +96,7 @@ class Advice:
         if row["increase_percent_after_eviction"] is None:
             return "Nothing was evicted at this budget."
         if interval is None:
-            return "One sequence tells nothing of the spread between texts: measure at least 8."
+            return "One sequence tells nothing of the spread between texts."
         if interval[1] <= self.wanted:
             return f"The whole 95 % interval is within {self.wanted:g} %."
         beyond = f"The 95 % interval reaches {interval[1]:+.2f} %, so that the loss may be above {self.wanted:g} %"

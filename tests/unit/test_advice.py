@@ -37,8 +37,8 @@ def row(budget, loss, low=None, high=None, size=1_000_000):
     }
 
 
-def said(*rows, best, wanted=1.0):
-    advice = Advice("h2o", wanted, 8, 5_000_000, rows, best)
+def said(*rows, best, wanted=1.0, sequences=8):
+    advice = Advice("h2o", wanted, sequences, 5_000_000, rows, best)
     return " ".join(advice.lines())
 
 
@@ -64,7 +64,9 @@ def test_no_number_of_sequences_is_promised_where_the_loss_is_the_limit(loss):
 
 
 def test_one_sequence_none_evicted_and_nothing_within_are_told_as_they_are():
-    assert "One sequence tells nothing" in said(best := row(0.2, 0.5), best=best)
+    assert "One sequence tells nothing" in said(best := row(0.2, 0.5), best=best, sequences=1)
+    assert "take this as a first look" in said(best := row(0.2, 0.5, 0.4, 0.6), best=best, sequences=7)
+    assert "first look" not in said(best, best=best)
     assert "Nothing was evicted" in said(best := row(0.2, None), best=best)
     assert "keep every token" in said(row(0.8, 2.0, 1.0, 3.0), best=None)
 
