@@ -76,7 +76,7 @@ _OPTIONS = (
         type=ParameterType(),
         metavar="NAME=VALUE",
         multiple=True,
-        help="A number of the policy: recent, sinks, drop, lookahead, chunk, window or tail. Repeatable; needs --policy.",
+        help="One of its numbers: recent, sinks, drop, lookahead, chunk, window or tail. Repeatable; needs --policy.",
     ),
     click.option(
         "--max-new-tokens",
