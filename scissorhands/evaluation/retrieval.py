@@ -14,18 +14,8 @@ import numpy as np
 from scissorhands.errors import InvalidRequestError
 
 _ROLES = ("cook", "gardener", "lighthouse keeper", "piano teacher", "sailor", "watchmaker")
-_ANSWERS = (
-    "apricots",
-    "blackberries",
-    "cherries",
-    "chestnuts",
-    "figs",
-    "melons",
-    "olives",
-    "pears",
-    "plums",
-    "walnuts",
-)
+# Words without a plural, so that a right answer is written in one way.
+_FOODS = ("bread", "cheese", "honey", "marmalade", "mustard", "porridge", "rice", "spinach", "trout", "yogurt")
 
 
 @dataclass(frozen=True)
@@ -76,11 +66,11 @@ def _is_number(answer: str, expected: str) -> bool:
 
 
 def _needle(draw: np.random.Generator) -> Fact:
-    role, answer = str(draw.choice(_ROLES)), str(draw.choice(_ANSWERS))
+    role, answer = str(draw.choice(_ROLES)), str(draw.choice(_FOODS))
     return Fact(
         before="Read the following text. You will be asked about one sentence of it.",
-        hidden=f"What the {role} likes best of all are ripe {answer}.",
-        question=f"What does the {role} like best of all?",
+        hidden=f"The {role}'s favorite food is {answer}.",
+        question=f"According to the text, what is the {role}'s favorite food?",
         expected=answer,
     )
 

@@ -62,8 +62,8 @@ def test_facts_follow_from_seed_and_trial():
         ("passkey", "123456", "12345", False),
         ("passkey", "54321, no, 12345", "12345", False),
         ("passkey", "I do not know", "12345", False),
-        ("needle", "Figs, of course.", "figs", True),
-        ("needle", "The cook", "figs", False),
+        ("needle", "Rice, of course.", "rice", True),
+        ("needle", "The cook", "rice", False),
     ],
 )
 def test_what_counts_as_found(kind, answer, expected, right):
