@@ -265,6 +265,19 @@ def grant_of_another_model(messages):
     header(messages).session.grant.layer_slots.append(200)
 
 
+def slots_of_a_sliding_layer(messages):
+    header(messages).session.model.layer_windows[:] = [0, 8]
+
+
+def evidence_of_a_sliding_layer(messages):
+    slots_of_a_sliding_layer(messages)
+    header(messages).layer_lengths[1] = 0
+
+
+def windows_of_another_model(messages):
+    header(messages).session.model.layer_windows[:] = [0, 8, 8]
+
+
 def window_of_zero(messages):
     header(messages).session.grant.window = 0
 
@@ -294,6 +307,9 @@ def window_of_zero(messages):
         (no_grant, "session.grant"),
         (bad_id, "session.session_id"),
         (grant_of_another_model, "session.grant.layer_slots"),
+        (slots_of_a_sliding_layer, "layer_lengths"),
+        (evidence_of_a_sliding_layer, "layer.signals"),
+        (windows_of_another_model, "session.model.layer_windows"),
         (window_of_zero, "policy.parameters.window"),
     ],
 )
