@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import quickjs
 import torch
+from support.sliding_models import sliding_model
 from support.tiny_models import VOCABULARY, tiny_model
 from support.tiny_tokenizers import byte_fallback, byte_level
 
@@ -156,6 +157,21 @@ def test_without_evictions_there_is_one_moment_and_the_answer_is_that_of_transfo
     plain = tiny_model("llama_grouped")
     answer = plain.generate(torch.tensor([prompt_ids()]), max_new_tokens=NEW, do_sample=False, eos_token_id=None)
     assert recording.ids == tuple(answer[0].tolist())
+
+
+def test_only_global_layers_are_shown():
+    sliding = sliding_model("gemma3")
+    probe(sliding)
+    recording, held = run(sliding, "h2o")
+    shape = recording.shape
+    data = Parts(rendered(recording)).data
+    assert (data["layers"], data["slidingLayers"]) == (list(shape.global_layers), shape.layers - len(data["layers"]))
+    assert data["slidingLayers"] > 0
+    assert np.allclose(recording.mass.sum(axis=2), recording.appended, rtol=1e-4)
+    last = script(data)(HELD)[-2]
+    seen, heads = recording.cuts[-1].step, shape.kv_heads
+    truth = [held[len(recording.cuts)][layer * heads + head] for layer in shape.global_layers for head in range(heads)]
+    assert [set(lane) for lane in last] == [{place for place in lane if place < seen} for lane in truth]
 
 
 def test_an_end_token_ends_the_answer(model):
