@@ -508,11 +508,11 @@ class CacheStatistics(_message.Message):
     SEGMENT_BYTES_FIELD_NUMBER: _builtins.int
     SEGMENTS_DROPPED_FIELD_NUMBER: _builtins.int
     full_bytes: _builtins.int
-    """Bytes that a cache of all its tokens would take, in the model's own number type."""
+    """Bytes that transformers' own cache would take, in the model's own number type: all tokens, in a sliding layer W - 1."""
     allocated_bytes: _builtins.int
     """Bytes that were allocated for it, evidence included; constant over the session."""
     full_16bit_bytes: _builtins.int
-    """Bytes that a cache of all its tokens would take with 16-bit numbers."""
+    """Bytes that the same cache would take with 16-bit numbers."""
     evictions: _builtins.int
     """Evictions applied."""
     evicted_slots: _builtins.int
