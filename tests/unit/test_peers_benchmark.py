@@ -110,7 +110,7 @@ def test_a_row_counts_what_the_press_keeps_and_can_be_reported():
     assert row["increase_percent"] == pytest.approx(100 * np.expm1(0.5))
     assert row["increase_percent_after_eviction"] == pytest.approx(100 * np.expm1(1.0))
     (entry,) = entries([Results({}, {}, {"loss_sums": [4.0, 4.0], "loss_count": 4}, [row])])
-    assert entry.name == f"kvpress:knorm, {environment.KVPRESS.replace('==', ' ')}"
+    assert entry.name == f"knorm, {environment.KVPRESS.replace('==', ' ')}"
     assert entry.excess == pytest.approx([0.5, 0.5])
 
 
