@@ -10,7 +10,7 @@ The rules (``n`` slots in use, ``a`` tokens to append; letters as in :class:`Evi
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from enum import Enum
 from functools import cached_property
 
@@ -47,6 +47,11 @@ class ModelShape:
     def global_layers(self) -> tuple[int, ...]:
         """The layers that a budget governs."""
         return tuple(layer for layer in range(self.layers) if not self.window(layer))
+
+    def split(self) -> "ModelShape":
+        """Return the shape of the same cache with every KV head as a layer of its own."""
+        windows = tuple(window for window in self.layer_windows for _ in range(self.kv_heads))
+        return replace(self, layers=self.layers * self.kv_heads, kv_heads=1, layer_windows=windows)
 
     def window(self, layer: int) -> int:
         """Return W of a layer; 0 if it is global."""
@@ -147,6 +152,16 @@ class EvictionParameters:
         """The most slots that are exempt from an eviction."""
         return self.sinks + self.tail + max(self.recent, self.lookahead)
 
+    @property
+    def smallest_layer(self) -> int:
+        """The smallest B of a layer beside others that have more: its recent slots make room for the rest."""
+        return self.sinks + self.tail + self.lookahead + max(self.drop, self.chunk)
+
+    def within(self, slots: int) -> "EvictionParameters":
+        """Return the numbers of a layer of ``slots``; its recent slots are fewer where there is no room for r."""
+        room = max(0, slots - self.sinks - self.tail - max(self.drop, self.chunk))
+        return self if self.recent <= room else replace(self, recent=room)
+
 
 @dataclass(frozen=True)
 class Grant:
@@ -156,9 +171,12 @@ class Grant:
         policy: Name of the policy.
         preset: Preset of the policy.
         layer_slots: B of each global layer; of a sliding one its window, or the sequence's length if that is smaller.
+            With budgets by head, of each KV head instead, layer by layer.
         parameters: The policy's numbers.
         bytes: Bytes that the row allocates, evidence included.
         raised: True when a fraction was raised to the smallest valid budget.
+        by_head: Whether the KV heads of a layer have budgets of their own. Such a row is stored, and planned for, as if
+            every KV head were a layer.
     """
 
     policy: str
@@ -167,6 +185,11 @@ class Grant:
     parameters: EvictionParameters
     bytes: int
     raised: bool = False
+    by_head: bool = False
+
+    def shape_of(self, shape: ModelShape) -> ModelShape:
+        """Return the shape in which a row of this grant is stored, for a model of ``shape``."""
+        return shape.split() if self.by_head else shape
 
 
 # The numbers of a policy for a base budget of B slots.
@@ -281,8 +304,8 @@ def slots_to_drop(
     overflow = [n + incoming - b for n, b in zip(used, budgets, strict=True)]
     if all(over <= 0 for n, over in zip(used, overflow, strict=True) if n):
         return [0] * len(overflow)
-    drop, exempt = parameters.drop, parameters.exempt
+    drop = parameters.drop
     return [
-        max(over, min(drop, n - exempt), 0) if n and over > 1 - drop else 0
-        for n, over in zip(used, overflow, strict=True)
+        max(over, min(drop, n - parameters.within(b).exempt), 0) if n and over > 1 - drop else 0
+        for n, over, b in zip(used, overflow, budgets, strict=True)
     ]

@@ -1,11 +1,13 @@
 """Granting: a policy and a budget become the numbers of one sequence."""
 
-from dataclasses import asdict, dataclass, field
+import hashlib
+from dataclasses import asdict, dataclass, field, replace
 
 from scissorhands.budget import BudgetRequest, Grant, ModelShape, apply_overrides, resolve_slots
 from scissorhands.errors import InvalidRequestError
 from scissorhands.policies import get_policy
 from scissorhands.policies.full import Full
+from scissorhands.profile import Profile, share_out
 
 # Evidence that every slot carries: its position (int32) and its attention mass (float32).
 COMMON_EVIDENCE_BYTES = 8
@@ -33,7 +35,13 @@ def default_budget(policy: PolicyRequest, fraction: float) -> BudgetRequest:
     return BudgetRequest.fraction(1.0 if policy.name == Full.name else fraction)
 
 
-def grant(budget: BudgetRequest, policy: PolicyRequest, shape: ModelShape, total_tokens: int | None = None) -> Grant:
+def grant(
+    budget: BudgetRequest,
+    policy: PolicyRequest,
+    shape: ModelShape,
+    total_tokens: int | None = None,
+    profile: Profile | None = None,
+) -> Grant:
     """Resolve a budget for one sequence. The manager and the worker both call this, so they agree.
 
     Args:
@@ -41,6 +49,8 @@ def grant(budget: BudgetRequest, policy: PolicyRequest, shape: ModelShape, total
         policy: The policy and its overrides.
         shape: The model's sizes.
         total_tokens: Prompt plus new tokens, or None when unknown.
+        profile: What eviction costs in each KV head of the model, for policies that share the budget by it; None when
+            that was not measured.
 
     Raises:
         InvalidRequestError: Something asked for is unknown, out of range or contradictory.
@@ -48,12 +58,10 @@ def grant(budget: BudgetRequest, policy: PolicyRequest, shape: ModelShape, total
     chosen = get_policy(policy.name, policy.preset)
     parameters_for = apply_overrides(chosen.parameters, policy.parameters)
 
-    def bytes_per_token(slots: int) -> int:
-        evidence = COMMON_EVIDENCE_BYTES + chosen.evidence_bytes(parameters_for(slots), shape.group)
-        return len(shape.global_layers) * shape.kv_heads * (shape.slot_bytes + evidence)
-
     # Signals take the same bytes for every budget: only the window sizes them, and no window depends on B.
-    per_token = bytes_per_token(1)
+    evidence = COMMON_EVIDENCE_BYTES + chosen.evidence_bytes(parameters_for(1), shape.group)
+    slot_bytes = shape.slot_bytes + evidence
+    per_token = len(shape.global_layers) * shape.kv_heads * slot_bytes
     # A sliding layer needs its window and nothing more, and its slots carry no evidence.
     windows = [min(window, total_tokens or window) for window in shape.layer_windows]
     fixed = sum(windows) * shape.kv_heads * shape.slot_bytes
@@ -67,7 +75,7 @@ def grant(budget: BudgetRequest, policy: PolicyRequest, shape: ModelShape, total
             "policy.parameters.chunk", f"must be at most {MAX_CHUNK}: a chunk is read in one piece"
         )
     chosen.check(parameters_for(slots))
-    return Grant(
+    even = Grant(
         policy=chosen.name,
         preset=chosen.preset,
         layer_slots=tuple(window or slots for window in windows or (0,) * shape.layers),
@@ -75,9 +83,46 @@ def grant(budget: BudgetRequest, policy: PolicyRequest, shape: ModelShape, total
         bytes=fixed + slots * per_token,
         raised=raised,
     )
+    if profile is None or not chosen.shares_by_loss:
+        return even
+    return _by_loss(
+        even, shape, profile, slots, per_token // max(1, len(shape.global_layers) * shape.kv_heads), total_tokens
+    )
+
+
+def _by_loss(
+    even: Grant, shape: ModelShape, profile: Profile, slots: int, slot_bytes: int, total_tokens: int | None
+) -> Grant:
+    """Return a grant of no more bytes, its global layers' slots shared between their KV heads by what they save.
+
+    Raises:
+        InvalidRequestError: The profile is of a model of another shape.
+    """
+    if (profile.layers, profile.kv_heads) != (shape.layers, shape.kv_heads):
+        raise InvalidRequestError(
+            "profile",
+            f"must be of {shape.layers} layers of {shape.kv_heads} KV heads; "
+            f"this one is of {profile.layers} of {profile.kv_heads}: calibrate this model",
+        )
+    heads = shape.split()
+    shared = heads.global_layers
+    found = dict(
+        zip(shared, share_out(profile, shared, slots, even.parameters.smallest_layer, total_tokens), strict=True)
+    )
+    own = [even.layer_slots[head // shape.kv_heads] for head in range(heads.layers)]
+    return replace(
+        even,
+        layer_slots=tuple(found.get(head, slots) for head, slots in enumerate(own)),
+        bytes=even.bytes - (slots * len(shared) - sum(found.values())) * slot_bytes,
+        by_head=True,
+    )
 
 
 def grant_text(granted: Grant) -> str:
     """Return a grant's policy and all its numbers as text, equal for equal grants."""
     numbers = " ".join(f"{name}={value}" for name, value in sorted(asdict(granted.parameters).items()))
+    if granted.by_head:
+        # Hundreds of budgets would not fit where this text is kept.
+        budgets = hashlib.sha256(repr(granted.layer_slots).encode()).hexdigest()[:16]
+        numbers += f" budgets={budgets}"
     return f"{granted.policy}:{granted.preset} {numbers}"

@@ -25,6 +25,11 @@ class Policy(ABC):
     name: ClassVar[str]
     presets: ClassVar[tuple[str, ...]] = ("default",)
 
+    @property
+    def shares_by_loss(self) -> bool:
+        """Whether KV heads share the budget by what eviction costs them, if that was measured; else all get as much."""
+        return False
+
     def __init__(self, preset: str = "default") -> None:
         self.preset = preset
 
@@ -65,8 +70,8 @@ class Policy(ABC):
         lengths = [layer.length for layer in snapshot.layers]
         drops = slots_to_drop(lengths, layer_slots, parameters, snapshot.incoming, snapshot.ahead)
         keep = tuple(
-            self._keep_layer(layer, drop, parameters, snapshot)
-            for layer, drop in zip(snapshot.layers, drops, strict=True)
+            self._keep_layer(layer, drop, parameters.within(slots), snapshot)
+            for layer, drop, slots in zip(snapshot.layers, drops, layer_slots, strict=True)
         )
         return Plan(epoch=snapshot.epoch, step=snapshot.step, keep=keep)
 

@@ -110,7 +110,7 @@ def test_bad_overrides_name_the_parameter(name, value):
         ([10, 6], [10, 9], 3, 1, [3, 0]),  # 6 + 1 + 2 = 9
         ([10, 5], [10, 8], 4, 1, [4, 2]),  # 5 + 1 + 3 = 9, but 3 of the 5 slots are exempt.
         ([10], [10], 1, 1, [1]),
-        ([8], [10], 8, 4, [5]),  # It must drop 2 and would drop 8, but 3 of the 8 slots are exempt.
+        ([8], [11], 8, 4, [5]),  # It must drop 1 and would drop 8, but 3 of the 8 slots are exempt.
         ([4], [10], 8, 8, [2]),  # Here the 2 that it must drop are more than the 1 that is not exempt.
     ],
 )

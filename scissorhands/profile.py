@@ -1,0 +1,181 @@
+"""Profiles: what eviction costs in each KV head of a model, and budgets shared between the heads by it.
+
+A few heads look far back and need most of what they have seen; most heads do well with a tenth. ``scissorhands
+calibrate`` measures it once for a model. At equal bytes, heads then get slots where they save the most: the sum of the
+measured losses is minimized, by the lower convex hull of each head's curve (Everett 1963, generalized Lagrange
+multipliers; bit allocation in coding does the same: Shoham and Gersho 1988).
+"""
+
+import json
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from scissorhands.errors import InvalidRequestError
+
+FILE_NAME = "scissorhands-profile.json"
+_FORMAT = 1
+# Budgets that are tried for each head, evenly spaced; between them the best two are mixed.
+_STEPS = 64
+# A head's share never falls below this part of an equal one: chunks and recent slots need room in every head.
+LEAST_SHARE = 0.5
+# Losses below this, in nats per token, are taken for this: logarithms need a floor, and no head is worth nothing.
+_NO_LOSS = 1e-9
+# Without a length to be a share of, a budget is a share of this many times itself.
+_UNKNOWN_LENGTH = 5
+# More than any model has; a file or a message is checked against it before anything is computed.
+MAX_NUMBERS = 1 << 20
+MAX_SHARES = 64
+
+
+@dataclass(frozen=True)
+class Profile:
+    """What eviction costs in each KV head.
+
+    Args:
+        model: Digest of the model's weights; empty if unknown.
+        shares: Budgets as shares of the sequence's length, rising, in (0, 1).
+        losses: ``[layers][kv_heads][shares]``, expected rise of the loss in nats per token when that head alone evicts.
+
+    Raises:
+        InvalidRequestError: The numbers do not make a profile.
+    """
+
+    model: str
+    shares: tuple[float, ...]
+    losses: tuple[tuple[tuple[float, ...], ...], ...]
+
+    def __post_init__(self) -> None:
+        if not 1 < len(self.shares) <= MAX_SHARES or any(not 0 < share < 1 for share in self.shares):
+            raise InvalidRequestError("profile.shares", f"must be 2 to {MAX_SHARES} numbers between 0 and 1")
+        if list(self.shares) != sorted(set(self.shares)):
+            raise InvalidRequestError("profile.shares", "must rise")
+        sizes = {(len(layer), len(head)) for layer in self.losses for head in layer}
+        if len(sizes) != 1 or next(iter(sizes))[1] != len(self.shares):
+            raise InvalidRequestError("profile.losses", "must have one number for each layer, KV head and share")
+        if any(not 0 <= loss < math.inf for layer in self.losses for head in layer for loss in head):
+            raise InvalidRequestError("profile.losses", "must be finite numbers of at least 0")
+
+    @property
+    def layers(self) -> int:
+        """Layers of the model."""
+        return len(self.losses)
+
+    @property
+    def kv_heads(self) -> int:
+        """KV heads of each layer."""
+        return len(self.losses[0])
+
+    @classmethod
+    def of(cls, model: str, shares: list[float], losses: list[float], layers: int, kv_heads: int) -> "Profile":
+        """Return a profile from its losses in one row, layer by layer and head by head.
+
+        Raises:
+            InvalidRequestError: The numbers do not make a profile of that size.
+        """
+        if len(losses) > MAX_NUMBERS or len(losses) != layers * kv_heads * len(shares):
+            raise InvalidRequestError("profile.losses", f"must be {layers} x {kv_heads} x {len(shares)} numbers")
+        table = np.array(losses, dtype=np.float64).reshape(layers, kv_heads, len(shares)).tolist()
+        return cls(model, tuple(shares), tuple(tuple(tuple(head) for head in layer) for layer in table))
+
+    @classmethod
+    def load(cls, path: Path) -> "Profile":
+        """Read a profile.
+
+        Raises:
+            InvalidRequestError: The file cannot be read or holds something else.
+        """
+        try:
+            content = json.loads(path.read_text(encoding="utf-8"))
+            if content["format"] != _FORMAT:
+                raise InvalidRequestError("profile", f"{path} has format {content['format']}, not {_FORMAT}")
+            losses = tuple(tuple(tuple(map(float, head)) for head in layer) for layer in content["losses"])
+            return cls(str(content["model"]), tuple(map(float, content["shares"])), losses)
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise InvalidRequestError("profile", f"cannot read {path}: {error}") from error
+
+    def save(self, path: Path, about: dict[str, Any]) -> None:
+        """Write a profile.
+
+        Args:
+            path: Where to.
+            about: How it was measured: command, texts, policy, environment.
+        """
+        rounded = [[[float(f"{loss:.4g}") for loss in head] for head in layer] for layer in self.losses]
+        content = {
+            "format": _FORMAT, "model": self.model, "about": about, "shares": list(self.shares), "losses": rounded
+        }  # fmt: skip
+        path.write_text(json.dumps(content) + "\n", encoding="utf-8")
+
+
+@lru_cache(maxsize=256)
+def share_out(profile: Profile, heads: tuple[int, ...], slots: int, least: int, total_tokens: int | None) -> list[int]:
+    """Share slots between KV heads so that the sum of their measured losses is least.
+
+    Args:
+        profile: The losses.
+        heads: The heads that share, as indices layer by layer.
+        slots: B, slots for each head if all get as much.
+        least: The fewest slots of any head.
+        total_tokens: The sequence's length, which no head needs more than; None if unknown.
+
+    Returns:
+        Slots of each of ``heads``; together at most ``slots`` times their number, and less by fewer than one a head.
+    """
+    total = total_tokens or slots * _UNKNOWN_LENGTH
+    low = max(least, math.ceil(slots * LEAST_SHARE))
+    if low >= slots or slots >= total:
+        return [slots] * len(heads)
+    sizes = np.unique(np.linspace(low, total, _STEPS).astype(np.int64))
+    curves = _losses_at(profile, heads, sizes / total)
+    # Pieces of the convex hulls of all heads, the steepest first: no other choice of equal size saves more.
+    pieces: list[tuple[float, int, int]] = []
+    for head, curve in enumerate(curves):
+        pieces += [(slope, head, size) for slope, size in _hull(sizes, curve)]
+    pieces.sort(key=lambda piece: piece[0])
+    given = np.full(len(heads), low)
+    left = slots * len(heads) - low * len(heads)
+    for _, head, size in pieces:
+        taken = min(size, left)
+        given[head] += taken
+        left -= taken
+        if left == 0:
+            break
+    return [int(number) for number in given]
+
+
+def _losses_at(profile: Profile, heads: tuple[int, ...], shares: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Return ``[heads, shares]``: losses between and beyond the measured shares, straight lines in logarithms."""
+    known = np.log(np.array([*profile.shares, 1.0]))
+    table = np.array(profile.losses).reshape(-1, len(profile.shares))[list(heads)]
+    table = np.log(np.maximum(np.pad(table, ((0, 0), (0, 1))), _NO_LOSS))
+    wanted = np.log(shares)
+    found: npt.NDArray[np.float64] = np.exp([np.interp(wanted, known, row) for row in table])
+    below = wanted < known[0]
+    if below.any():
+        slopes = (table[:, 1] - table[:, 0]) / (known[1] - known[0])
+        found[:, below] = np.exp(table[:, :1] + slopes[:, None] * (wanted[below] - known[0]))
+    return found
+
+
+def _hull(sizes: npt.NDArray[np.int64], curve: npt.NDArray[np.float64]) -> list[tuple[float, int]]:
+    """Return the slope and the slots of each falling piece of a curve's lower convex hull, from left to right."""
+    corners: list[int] = []
+    for point in range(len(sizes)):
+        while len(corners) > 1 and _slope(sizes, curve, corners[-2], corners[-1]) >= _slope(
+            sizes, curve, corners[-1], point
+        ):
+            corners.pop()
+        corners.append(point)
+    pieces = [(_slope(sizes, curve, a, b), int(sizes[b] - sizes[a])) for a, b in pairwise(corners)]
+    return [(slope, size) for slope, size in pieces if slope < 0]
+
+
+def _slope(sizes: npt.NDArray[np.int64], curve: npt.NDArray[np.float64], start: int, end: int) -> float:
+    return float((curve[end] - curve[start]) / (sizes[end] - sizes[start]))
