@@ -29,11 +29,11 @@ def token_kinds(tokenizer: PreTrainedTokenizerBase) -> Kinds:
     made of Unicode's punctuation alone (categories P*), such as ``.``, ``:``, ``?`` and ``..."``.
     """
     kinds = np.full(len(tokenizer), TokenKind.OTHER, dtype=np.uint8)
-    for token_id, token in enumerate(tokenizer.convert_ids_to_tokens(range(len(tokenizer)))):
+    for token_id, token in enumerate(tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))):
         # Decoding takes a while for a whole vocabulary, and most tokens have a plain letter or digit.
         if token is None or any(character.isascii() and character.isalnum() for character in token):
             continue
-        if _is_punctuation(tokenizer.decode([token_id])):
+        if _is_punctuation(str(tokenizer.decode([token_id]))):
             kinds[token_id] = TokenKind.PUNCTUATION
     added = tokenizer.added_tokens_decoder.items()
     special = {*tokenizer.all_special_ids, *(token_id for token_id, token in added if token.special)}

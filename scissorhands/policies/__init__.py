@@ -5,7 +5,8 @@ from scissorhands.policies.base import Policy
 from scissorhands.policies.catalog import STANDALONE, labels
 from scissorhands.policies.protected import Protected
 
-POLICIES: dict[str, type[Policy]] = {policy.name: policy for policy in (*STANDALONE, Protected)}
+_ALL: tuple[type[Policy], ...] = (*STANDALONE, Protected)
+POLICIES: dict[str, type[Policy]] = {policy.name: policy for policy in _ALL}
 
 
 def policy_names() -> list[str]:

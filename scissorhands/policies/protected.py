@@ -29,9 +29,9 @@ class Protected(Policy):
     read, its last tokens so far are the tail; of several prompts, the latest counts. A sequence that is decoded from
     its first token has no tail.
 
-    Differs from the published rule in this: the reserved slots are never more than leave the inner policy its own
-    recent slots and room to evict. What else is a boundary, such as the marks between the turns of a conversation, is
-    not protected; the paper's tenths do not tell them apart either.
+    Differs from the published rule in this: the reserved slots are never more than the inner policy's own numbers
+    leave over, so a budget is valid if it is valid without protection. What else is a boundary, such as the marks
+    between the turns of a conversation, is not protected; the paper's tenths do not tell them apart either.
     """
 
     name = "protected"
@@ -46,17 +46,9 @@ class Protected(Policy):
         """Return the inner policy's numbers for a budget of ``slots``, with both boundaries exempt."""
         inner = self.inner.parameters(slots)
         reserved = slots // SHARE
-        sinks = max(inner.sinks, reserved)
-        room = max(1, slots - sinks - reserved - max(inner.recent, inner.lookahead))
-        drop = min(inner.drop, room)
-        return replace(
-            inner,
-            sinks=sinks,
-            tail=reserved,
-            drop=drop,
-            lookahead=min(inner.lookahead, drop),
-            chunk=min(inner.chunk, room),
-        )
+        spare = max(0, slots - inner.smallest_budget)
+        more = min(max(0, reserved - inner.sinks), spare // 2)
+        return replace(inner, sinks=inner.sinks + more, tail=min(reserved, spare - more))
 
     def signals(self, parameters: EvictionParameters) -> dict[str, int]:
         """Return the inner policy's signals: protection goes by position."""

@@ -70,4 +70,5 @@ class ExpectedAttention(Signal):
         logits = state[..., 0] + state[..., 1] / (2 * queries.unsqueeze(-1))
         first = resident.positions < SINKS
         shares = torch.softmax(logits.masked_fill(first.unsqueeze(-1), float("-inf")), dim=1).nan_to_num()
-        return shares.mean(dim=-1) * resident.values.float().norm(dim=-1)
+        norms: torch.Tensor = torch.linalg.vector_norm(resident.values.float(), dim=-1)
+        return shares.mean(dim=-1) * norms

@@ -51,7 +51,8 @@ def redundancy(keep: Mask, keys: torch.Tensor) -> Array:
     found = np.zeros(keep.shape)
     for head, kept in enumerate(keep):
         directions = keys[head, np.flatnonzero(kept)].double().numpy()
-        directions /= np.linalg.norm(directions, axis=1, keepdims=True)
+        # A token without an embedding, such as padding that a model generates, may have a key of zeros.
+        directions /= np.linalg.norm(directions, axis=1, keepdims=True) + 1e-8
         cosines = directions @ directions.T
         for one, row in enumerate(cosines):
             row[one] = 0

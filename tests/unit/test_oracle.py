@@ -1,5 +1,7 @@
 """The cache against a slow, dense reference that was written from the design: logits and kept sets at every step."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from support.dense_reference import DenseSequence, Rules
@@ -104,7 +106,7 @@ def test_layers_of_different_budgets_evict_together(policy):
     model = tiny_model("llama_grouped")
     numbers = RULES[policy]
     slots = (numbers.B + 7, numbers.B + 3)
-    rules = Rules(numbers.policy, slots, numbers.r, numbers.s, numbers.m, numbers.L, numbers.c, numbers.w)
+    rules = replace(numbers, B=slots)
     tokens = random_tokens(200, seed=9)
     reference = DenseSequence(model, rules, 200)
     engine = EnginePath(model)
