@@ -190,7 +190,7 @@ class DenseSequence:
         slots = seen.sum(axis=2) if threshold == "1/n" else np.arange(start, now)[None] + 1
         average = 1.0 / slots[:, :, None]
         low = (seen & (layer.attention[:, queries] < average)).sum(axis=1)
-        if self.rules.scored_by in ("default", "paper"):
+        if self.rules.scored_by in ("counts", "paper"):
             close = np.abs(layer.attention[:, queries] - average) < CLOSE * average
             self.close_calls += int((seen & close & (average < 1)).sum())
         return low.astype(float)
@@ -199,7 +199,7 @@ class DenseSequence:
         """Return the first query that the policy looks back on, and the average that a low count compares with."""
         if self.rules.scored_by == "paper":
             return max(0, self.step - self.rules.w), "1/t"
-        if self.rules.scored_by in ("default", "snapkv", "r-kv"):
+        if self.rules.scored_by in ("counts", "snapkv", "r-kv"):
             # Two buckets of half a window take turns, by the query's position; a bucket is emptied when its turn comes.
             half = self.rules.w // 2
             newest = self.step - 1
@@ -230,6 +230,9 @@ class DenseSequence:
             case "paper":
                 scores = -signals["low_count"]
             case "default":
+                # A token was seen by its own query and all after it.
+                scores = signals["mass"] / np.array([max(1, self.step - position) for position in positions])
+            case "counts":
                 observed = np.array([max(1, self.step - max(position, start)) for position in positions])
                 scores = -signals["low_count"] / observed
         return scores
@@ -263,7 +266,7 @@ class DenseSequence:
                 # Lowest score first; of equal scores the older.
                 candidates = sorted((scores[head, position], position) for position in slots if position not in exempt)
                 assert len(candidates) >= count, "the budget is too small for these rules"
-                if rules.scored_by not in ("default", "paper", "streaming") and 0 < count < len(candidates):
+                if rules.scored_by not in ("counts", "paper", "streaming") and 0 < count < len(candidates):
                     last, first = candidates[count - 1][0], candidates[count][0]
                     # Tokens that share their largest neighbor tie exactly, here as there.
                     self.close_calls += 0 < first - last < CLOSE * abs(last)

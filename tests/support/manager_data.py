@@ -83,7 +83,7 @@ def snapshot(session, epoch=0, seed=0, signals=("mass", "low_count")):
 def signals_of(policy):
     """Return the signals that a policy's snapshots carry."""
     own = {
-        "scissorhands": ("low_count",),
+        "scissorhands:counts": ("low_count",),
         "scissorhands:paper": ("low_count_ring",),
         "tova": ("last_attention",),
         "snapkv": ("window_mass",),

@@ -10,7 +10,8 @@ from scissorhands.row import Row
 
 TOLERANCE = 1e-4
 RULES = {
-    "default": Rules("default", B=40, r=12, s=4, m=6, L=3, c=10, w=32),
+    "default": Rules("default", B=40, r=12, s=4, m=6, L=3, c=10),
+    "counts": Rules("counts", B=40, r=12, s=4, m=6, L=3, c=10, w=32),
     # The paper's numbers for a budget of 26; the paper knows no chunks, so that number is ours.
     "paper": Rules("paper", B=26, r=10, s=0, m=13, L=0, c=3, w=400),
     "h2o": Rules("h2o", B=36, r=18, s=2, m=5, L=5, c=9),

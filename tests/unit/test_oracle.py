@@ -157,7 +157,7 @@ def assert_accounts(engine, cache, reference):
 def test_reading_a_prompt_never_drops_an_exempt_slot():
     """These numbers are valid, and the second chunk's ``m`` is all that the row holds."""
     model = tiny_model("llama_grouped")
-    rules = Rules("default", B=100, r=30, s=4, m=60, L=0, c=60, w=32)
+    rules = Rules("counts", B=100, r=30, s=4, m=60, L=0, c=60, w=32)
     tokens = random_tokens(240, seed=8)
     reference = DenseSequence(model, rules, len(tokens))
     engine = EnginePath(model)

@@ -177,20 +177,28 @@ def test_paper_has_the_numbers_of_the_paper(slots, drop, chunk):
     )
 
 
-def test_default_drops_the_largest_low_count_per_query_observed():
+@pytest.mark.parametrize("preset", ["default", "uniform"])
+def test_default_drops_the_smallest_mean_attention(preset):
+    # Attention 4 of 8 queries, 1 of 4, 0.5 of 1 and 0.4 of 2: means 0.5, 0.25, 0.5 and 0.2.
+    layer = evidence([0, 4, 7, 6], mass=[4, 1, 0.5, 0.4])
+    result = plan(granted("scissorhands", preset, slots=4, drop=2), snapshot(layer, step=8))
+    assert kept(result) == [[0, 2]]
+
+
+def test_counts_drop_the_largest_low_count_per_query_observed():
     # Low counts 4 of 8 queries, 3 of 4, 1 of 1 and 0 of 2: shares 0.5, 0.75, 1 and 0.
     layer = evidence([0, 4, 7, 6], mass=[0] * 4, low_count=[4, 3, 1, 0])
-    result = plan(granted("scissorhands", slots=4, drop=2, window=256), snapshot(layer, step=8))
+    result = plan(granted("scissorhands", "counts", slots=4, drop=2, window=256), snapshot(layer, step=8))
     assert kept(result) == [[0, 3]]
 
 
-def test_default_counts_only_queries_inside_the_window():
+def test_counts_are_of_queries_inside_the_window():
     # w = 8: two buckets of 4. At step 18 the last query is 17, its bucket began at 16 and the one before at 12, so
     # tokens before 12 were observed at 6 queries, and the token at 15 at 3.
     assert window_start(18, 8) == 12
     layer = evidence([0, 5, 12, 15], mass=[0] * 4, low_count=[3, 4, 5, 2])
     # Shares 3/6, 4/6, 5/6 and 2/3: slots 1 and 3 tie, and the older goes.
-    result = plan(granted("scissorhands", slots=4, drop=2, window=8), snapshot(layer, step=18))
+    result = plan(granted("scissorhands", "counts", slots=4, drop=2, window=8), snapshot(layer, step=18))
     assert kept(result) == [[0, 3]]
 
 
@@ -203,7 +211,7 @@ def test_two_rotating_buckets_of_four(step, start):
 
 def test_default_exempts_sinks_and_three_tenths_recent():
     numbers = get_policy("scissorhands").parameters(200)
-    assert numbers == EvictionParameters(recent=60, sinks=4, drop=16, lookahead=8, chunk=50, window=256)
+    assert numbers == EvictionParameters(recent=60, sinks=4, drop=16, lookahead=8, chunk=50, window=0)
     assert get_policy("h2o").parameters(200).recent == 100
     assert get_policy("streaming").parameters(200).recent == 0
 
@@ -271,7 +279,7 @@ def test_sinks_and_recent_always_survive(name):
 def test_policy_names_are_what_get_policy_takes():
     names = policy_names()
     alone = [
-        *("scissorhands", "scissorhands:paper", "h2o", "tova", "snapkv", "r-kv", "fastgen", "expected-attention"),
+        *("scissorhands", "scissorhands:uniform", "scissorhands:counts", "scissorhands:paper", "h2o", "tova", "snapkv", "r-kv", "fastgen", "expected-attention"),
         *("streaming", "full"),
     ]
     assert [name for name in names if not name.startswith("protected")] == alone
