@@ -85,6 +85,18 @@ class Profile:
         return cls(model, tuple(shares), tuple(tuple(tuple(head) for head in layer) for layer in table))
 
     @classmethod
+    def find(cls, model: str, path: Path | None = None) -> "Profile | None":
+        """Return the profile of a model: of ``path`` if given, else what lies in the model's folder; None if nothing.
+
+        Raises:
+            InvalidRequestError: The file cannot be read or holds something else.
+        """
+        beside = Path(model).expanduser() / FILE_NAME
+        if path is None and not beside.is_file():
+            return None
+        return cls.load(path or beside)
+
+    @classmethod
     def load(cls, path: Path) -> "Profile":
         """Read a profile.
 

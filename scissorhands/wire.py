@@ -8,6 +8,7 @@ import numpy.typing as npt
 from scissorhands.budget import BudgetRequest, BudgetUnit, EvictionParameters, Grant, ModelShape
 from scissorhands.errors import InvalidRequestError
 from scissorhands.grant import PolicyRequest
+from scissorhands.profile import Profile
 from scissorhands.snapshot import LayerEvidence, Plan, Snapshot, pack
 from scissorhands.v1 import budget_pb2, cache_manager_pb2, model_pb2
 
@@ -74,6 +75,21 @@ def model_shape(message: model_pb2.ModelInfo) -> ModelShape:
     )
 
 
+def profile_message(profile: Profile) -> model_pb2.Profile:
+    """Write a profile."""
+    losses = [loss for layer in profile.losses for head in layer for loss in head]
+    return model_pb2.Profile(shares=profile.shares, losses=losses, model=profile.model)
+
+
+def read_profile(message: model_pb2.Profile, shape: ModelShape) -> Profile:
+    """Read the profile of a model of ``shape``.
+
+    Raises:
+        InvalidRequestError: The numbers do not make a profile of such a model.
+    """
+    return Profile.of(message.model, list(message.shares), list(message.losses), shape.layers, shape.kv_heads)
+
+
 def grant_message(grant: Grant, source: budget_pb2.GrantSource.ValueType, codec: str) -> budget_pb2.Grant:
     """Write a grant; the caller adds the lease."""
     numbers = grant.parameters
@@ -90,6 +106,7 @@ def grant_message(grant: Grant, source: budget_pb2.GrantSource.ValueType, codec:
         tail=numbers.tail,
         bytes=grant.bytes,
         raised=grant.raised,
+        by_head=grant.by_head,
         source=source,
         codec=codec,
     )
@@ -112,6 +129,7 @@ def read_grant(message: budget_pb2.Grant) -> Grant:
         ),
         bytes=message.bytes,
         raised=message.raised,
+        by_head=message.by_head,
     )
 
 

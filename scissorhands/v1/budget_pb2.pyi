@@ -149,6 +149,7 @@ class Grant(_message.Message):
     CODEC_FIELD_NUMBER: _builtins.int
     LEASE_FIELD_NUMBER: _builtins.int
     TAIL_FIELD_NUMBER: _builtins.int
+    BY_HEAD_FIELD_NUMBER: _builtins.int
     policy: _builtins.str
     """Name of the policy."""
     preset: _builtins.str
@@ -175,10 +176,12 @@ class Grant(_message.Message):
     """Name of the codec in which evicted slots are stored; empty means that they are not stored."""
     tail: _builtins.int
     """t: last tokens of the prompt that are exempt."""
+    by_head: _builtins.bool
+    """True when the KV heads of a layer have budgets of their own; snapshots and segments then take each for a layer."""
     @_builtins.property
     def layer_slots(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """B: slots of each layer, per KV head, in tokens; one entry a layer. A layer with a window has as many slots as that,
-        or as the sequence has tokens if those are fewer.
+        or as the sequence has tokens if those are fewer. With by_head, one entry a KV head instead, layer by layer.
         """
 
     @_builtins.property
@@ -203,10 +206,11 @@ class Grant(_message.Message):
         codec: _builtins.str = ...,
         lease: _duration_pb2.Duration | None = ...,
         tail: _builtins.int = ...,
+        by_head: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["lease", b"lease"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "chunk", b"chunk", "codec", b"codec", "drop", b"drop", "layer_slots", b"layer_slots", "lease", b"lease", "lookahead", b"lookahead", "policy", b"policy", "preset", b"preset", "raised", b"raised", "recent", b"recent", "sinks", b"sinks", "source", b"source", "tail", b"tail", "window", b"window"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["by_head", b"by_head", "bytes", b"bytes", "chunk", b"chunk", "codec", b"codec", "drop", b"drop", "layer_slots", b"layer_slots", "lease", b"lease", "lookahead", b"lookahead", "policy", b"policy", "preset", b"preset", "raised", b"raised", "recent", b"recent", "sinks", b"sinks", "source", b"source", "tail", b"tail", "window", b"window"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

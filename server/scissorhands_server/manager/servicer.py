@@ -37,7 +37,7 @@ class CacheManagerServicer(cache_manager_pb2_grpc.CacheManagerServiceServicer):
     ) -> cache_manager_pb2.OpenSessionResponse:
         """Grant a budget and start a lease."""
         del context
-        record = self._sessions.open(request.session)
+        record = self._sessions.open(request.session, request.profile if request.HasField("profile") else None)
         return cache_manager_pb2.OpenSessionResponse(grant=record.spec.grant)
 
     async def CloseSession(  # noqa: N802 - Named by the protocol.

@@ -5,8 +5,8 @@ from collections.abc import Iterable
 from scissorhands.errors import CapacityError, InvalidRequestError
 from scissorhands.grant import PolicyRequest, default_budget, grant
 from scissorhands.ledger import Ledger, SessionRecord, SessionState
-from scissorhands.v1 import budget_pb2, cache_manager_pb2
-from scissorhands.wire import budget_request, grant_message, model_shape, policy_request
+from scissorhands.v1 import budget_pb2, cache_manager_pb2, model_pb2
+from scissorhands.wire import budget_request, grant_message, model_shape, policy_request, read_profile
 from scissorhands_server.manager.checks import check_granted, check_session_id, check_spec
 from scissorhands_server.manager.metrics import ManagerMetrics
 from scissorhands_server.manager.settings import ManagerSettings
@@ -30,8 +30,12 @@ class Sessions:
         self._settings = settings
         self._metrics = metrics
 
-    def open(self, spec: cache_manager_pb2.SessionSpec) -> SessionRecord:
+    def open(self, spec: cache_manager_pb2.SessionSpec, profile: model_pb2.Profile | None = None) -> SessionRecord:
         """Grant a budget and start a lease; the same arguments again get the same grant and a fresh lease.
+
+        Args:
+            spec: The session, without a grant.
+            profile: What eviction costs in the model's KV heads; None if that was not measured.
 
         Raises:
             InvalidRequestError: A field is missing, out of range, or too small a budget.
@@ -48,7 +52,7 @@ class Sessions:
                 return record
             granted = cache_manager_pb2.SessionSpec()
             granted.CopyFrom(spec)
-            granted.grant.CopyFrom(self._grant(spec))
+            granted.grant.CopyFrom(self._grant(spec, profile))
             result = "full"
             record = self._ledger.open(granted)
             result = "granted"
@@ -129,12 +133,14 @@ class Sessions:
         records, more = self._ledger.page(state, before, request.page_size or DEFAULT_PAGE)
         return records, str(records[-1].serial) if more else ""
 
-    def _grant(self, spec: cache_manager_pb2.SessionSpec) -> budget_pb2.Grant:
+    def _grant(self, spec: cache_manager_pb2.SessionSpec, profile: model_pb2.Profile | None) -> budget_pb2.Grant:
         settings = self._settings
         policy = self._policy(spec)
         asked = budget_request(spec.budget) if spec.HasField("budget") else None
         budget = asked or default_budget(policy, settings.budget_fraction)
-        granted = grant(budget, policy, model_shape(spec.model), spec.prompt_tokens + spec.max_new_tokens)
+        shape = model_shape(spec.model)
+        measured = read_profile(profile, shape) if profile else None
+        granted = grant(budget, policy, shape, spec.prompt_tokens + spec.max_new_tokens, measured)
         message = grant_message(granted, budget_pb2.GRANT_SOURCE_MANAGER, settings.codec)
         message.lease.FromNanoseconds(round(settings.lease * 1e9))
         return message

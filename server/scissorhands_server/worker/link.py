@@ -14,7 +14,7 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from scissorhands.errors import CapacityError, InvalidRequestError
-from scissorhands.v1 import budget_pb2, cache_manager_pb2, cache_manager_pb2_grpc
+from scissorhands.v1 import budget_pb2, cache_manager_pb2, cache_manager_pb2_grpc, model_pb2
 from scissorhands_server.worker.metrics import WorkerMetrics
 
 LOGGER = logging.getLogger(__name__)
@@ -107,8 +107,14 @@ class ManagerLink:
         """Return what was opened under an id; None once it is closed."""
         return self._sessions.get(session_id)
 
-    async def open(self, spec: cache_manager_pb2.SessionSpec) -> budget_pb2.Grant | None:
+    async def open(
+        self, spec: cache_manager_pb2.SessionSpec, profile: model_pb2.Profile | None = None
+    ) -> budget_pb2.Grant | None:
         """Ask for a grant; None if the manager does not answer.
+
+        Args:
+            spec: The session.
+            profile: What eviction costs in the model's KV heads; None if that was not measured.
 
         Raises:
             CapacityError: The manager holds as many sessions as it can.
@@ -116,7 +122,7 @@ class ManagerLink:
         """
         if not self.up:
             return None
-        opening = asyncio.create_task(self._open(spec))
+        opening = asyncio.create_task(self._open(spec, profile))
         try:
             return await asyncio.shield(opening)
         except asyncio.CancelledError:
@@ -126,9 +132,11 @@ class ManagerLink:
             undoing.add_done_callback(self._undoing.discard)
             raise
 
-    async def _open(self, spec: cache_manager_pb2.SessionSpec) -> budget_pb2.Grant | None:
+    async def _open(
+        self, spec: cache_manager_pb2.SessionSpec, profile: model_pb2.Profile | None
+    ) -> budget_pb2.Grant | None:
         try:
-            request = cache_manager_pb2.OpenSessionRequest(session=spec)
+            request = cache_manager_pb2.OpenSessionRequest(session=spec, profile=profile)
             response = await self.stub.OpenSession(request, timeout=self.deadline)
         except grpc.aio.AioRpcError as error:
             self.failed(error)

@@ -20,8 +20,9 @@ from transformers import (
 from transformers.utils import logging as transformers_logging
 
 from scissorhands.eos import eos_ids
-from scissorhands.errors import ConfigurationError
+from scissorhands.errors import ConfigurationError, InvalidRequestError
 from scissorhands.kinds import tell_kinds, token_kinds
+from scissorhands.profile import Profile
 from scissorhands.v1 import model_pb2
 from scissorhands_server.worker.fingerprint import model_fingerprint, tokenizer_fingerprint
 from scissorhands_server.worker.gguf_conversion import converted
@@ -45,6 +46,7 @@ class LoadedModel:
         generation_config: Its generation configuration.
         eos_ids: Every id that ends an answer.
         info: What the protocol says about it.
+        profile: What eviction costs in its KV heads; None if that was not measured.
     """
 
     model: PreTrainedModel
@@ -52,6 +54,7 @@ class LoadedModel:
     generation_config: GenerationConfig
     eos_ids: frozenset[int]
     info: model_pb2.ModelInfo
+    profile: Profile | None = None
 
 
 def load(
@@ -61,6 +64,7 @@ def load(
     device: str = "auto",
     cache_folder: Path,
     name: str = "",
+    profile: Path | None = None,
     progress: Progress = lambda _: None,
 ) -> LoadedModel:
     """Load a model and check that it can be served.
@@ -72,6 +76,8 @@ def load(
         device: A torch device, or ``auto``: the first CUDA device if there is one, else the CPU.
         cache_folder: Where converted GGUF files are kept.
         name: Name to serve it under; empty takes the folder's, the file's or the hub's.
+        profile: What eviction costs in its KV heads, as ``scissorhands calibrate`` wrote it; None takes the file in the
+            model's folder, if there is one.
         progress: Told what is being done.
 
     Raises:
@@ -93,10 +99,24 @@ def load(
     tell_kinds(loaded, token_kinds(tokenizer))
     progress("computing the fingerprint")
     info = _info(name or _name(model), loaded, tokenizer, sizes)
+    measured = _profile(folder, profile, sizes)
     if place.type != "cpu":
         progress(f"moving the weights to {place}")
     loaded.to(place)  # type: ignore[arg-type]
-    return LoadedModel(loaded, tokenizer, _generation_config(loaded), eos_ids(loaded, tokenizer), info)
+    return LoadedModel(loaded, tokenizer, _generation_config(loaded), eos_ids(loaded, tokenizer), info, measured)
+
+
+def _profile(folder: str, path: Path | None, sizes: ModelSizes) -> Profile | None:
+    try:
+        profile = Profile.find(folder, path)
+    except InvalidRequestError as error:
+        raise ConfigurationError(str(error)) from error
+    if profile and (profile.layers, profile.kv_heads) != (sizes.layers, sizes.kv_heads):
+        raise ConfigurationError(
+            f"profile: is of {profile.layers} layers of {profile.kv_heads} KV heads, the model has {sizes.layers} of "
+            f"{sizes.kv_heads}; run scissorhands calibrate on this model"
+        )
+    return profile
 
 
 def _generation_config(model: PreTrainedModel) -> GenerationConfig:

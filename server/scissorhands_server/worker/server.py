@@ -53,6 +53,7 @@ def run(settings: WorkerSettings) -> None:
         device=settings.device,
         cache_folder=settings.cache_folder.expanduser(),
         name=settings.model_name,
+        profile=settings.profile,
         progress=lambda text: LOGGER.info("loading: %s", text),
     )
     LOGGER.info("loading: probing the attention of %s", loaded.info.architecture)

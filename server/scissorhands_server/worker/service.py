@@ -11,7 +11,7 @@ from scissorhands.errors import CapacityError, EngineError, InvalidRequestError,
 from scissorhands.grant import PolicyRequest, default_budget, grant
 from scissorhands.policies import get_policy
 from scissorhands.v1 import budget_pb2, cache_manager_pb2, generation_pb2
-from scissorhands.wire import budget_request, grant_message, model_shape, policy_message, read_grant
+from scissorhands.wire import budget_request, grant_message, model_shape, policy_message, profile_message, read_grant
 from scissorhands_server.worker.admission import check, requested_policy
 from scissorhands_server.worker.engine import Engine
 from scissorhands_server.worker.link import ManagerLink
@@ -125,7 +125,7 @@ class GenerationHost:
         asked = budget_request(request.budget) if request.HasField("budget") else None
         default = default_budget(policy, self.settings.default_budget)
         # Resolved here first: whatever is wrong with the request is told in the same words with and without a manager.
-        local = grant(asked or default, policy, self._shape, total)
+        local = grant(asked or default, policy, self._shape, total, self.loaded.profile)
         spec = cache_manager_pb2.SessionSpec(
             session_id=secrets.token_hex(12),
             worker_id=self._worker_id,
@@ -135,7 +135,8 @@ class GenerationHost:
             budget=request.budget if asked else None,
             policy=policy_message(policy),
         )
-        granted = await self.link.open(spec) if self.link else None
+        profile = profile_message(self.loaded.profile) if self.loaded.profile else None
+        granted = await self.link.open(spec, profile) if self.link else None
         if granted is None or not self._holds_windows(granted, local):
             codec = self.settings.codec if self.link else ""
             granted = grant_message(local, budget_pb2.GRANT_SOURCE_LOCAL, codec)

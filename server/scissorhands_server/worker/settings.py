@@ -34,6 +34,11 @@ class WorkerSettings(ServerSettings):
     cache_folder: Path = Field(
         default=Path("~/.cache/scissorhands"), description="Folder for models converted from GGUF."
     )
+    profile: Path | None = Field(
+        default=None,
+        description="What eviction costs in the model's heads, a file of scissorhands calibrate; none takes the one in "
+        "the model's folder, if there is one.",
+    )
     default_budget: float = Field(
         default=0.2, gt=0, le=1, description="Budget of requests that name none while no manager answers, a fraction."
     )
