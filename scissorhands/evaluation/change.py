@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from scissorhands.budget import BudgetRequest, Grant
 from scissorhands.cache import ResidentCache
 from scissorhands.evaluation.perplexity import feed
-from scissorhands.evaluation.recorder import Recorder, attach
+from scissorhands.evaluation.recorder import Recorder, attach, refuse_budgets_by_head
 from scissorhands.grant import PolicyRequest, grant
 from scissorhands.probe import model_shape
 from scissorhands.row import Row
@@ -75,7 +75,11 @@ def measure_change(
         granted: What the compressed sequences are granted.
         tokens: ``[sequences, length]``.
         progress: Told how many more tokens are done.
+
+    Raises:
+        InvalidRequestError: The KV heads of a layer have budgets of their own.
     """
+    refuse_budgets_by_head(granted)
     shape, length = model_shape(model), tokens.shape[1]
     whole = grant(BudgetRequest.fraction(1.0), PolicyRequest("full"), shape, length)
     heads, bins = (shape.layers, shape.kv_heads), (shape.layers, len(EDGES) - 1)

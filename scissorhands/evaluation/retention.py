@@ -10,6 +10,7 @@ from transformers import PreTrainedModel
 from scissorhands.budget import Grant
 from scissorhands.cache import ResidentCache
 from scissorhands.evaluation.perplexity import feed
+from scissorhands.evaluation.recorder import refuse_budgets_by_head
 from scissorhands.probe import model_shape
 from scissorhands.row import Planner, Row
 
@@ -42,7 +43,11 @@ def lost(
 
     Returns:
         ``[sequences, layers, kv_heads]``, between 0 and 1.
+
+    Raises:
+        InvalidRequestError: The KV heads of a layer have budgets of their own.
     """
+    refuse_budgets_by_head(granted)
     shape, (sequences, length) = model_shape(model), tokens.shape
     cache = ResidentCache(shape, model.dtype, model.device, planner)
     rows = [cache.add_row(granted, name=str(index), limit=length) for index in range(sequences)]

@@ -1,5 +1,7 @@
 """The oracle foresees what transformers' own attention gives, and no policy retains more of it."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -7,7 +9,9 @@ from support.engine_path import EnginePath
 from support.tiny_models import random_tokens, tiny_model
 
 from scissorhands.budget import BudgetRequest
+from scissorhands.errors import InvalidRequestError
 from scissorhands.evaluation import recorder
+from scissorhands.evaluation.change import measure_change
 from scissorhands.evaluation.oracle import _BASE, eviction_steps, foresee, suffix_sums
 from scissorhands.evaluation.perplexity import measure
 from scissorhands.evaluation.recorder import interval_sums
@@ -132,6 +136,14 @@ def test_what_is_lost_is_the_attention_to_evicted_tokens(engine, tokens, attenti
             evictions = (query - SLOTS) // drop + 1
             expected += matrix[:, :, query, sinks : sinks + evictions * drop].sum(dim=-1)
         np.testing.assert_allclose(found[:, layer], expected / (LENGTH - SLOTS), rtol=1e-4)
+
+
+def test_budgets_by_head_are_refused(engine, tokens):
+    by_head = replace(granted(engine, named("h2o")), by_head=True)
+    with pytest.raises(InvalidRequestError, match="budgets of their own"):
+        lost(engine.model, by_head, tokens, [SLOTS], [])
+    with pytest.raises(InvalidRequestError, match="budgets of their own"):
+        measure_change(engine.model, by_head, tokens)
 
 
 def test_losses_under_the_oracle_come_from_its_plans(engine, tokens):
