@@ -102,12 +102,28 @@ def feed(
     Yields:
         ``[rows, block, vocabulary]`` logits of each block.
     """
+    for block in blocks(cache, rows, tokens.shape[1], most):
+        yield _forward(model, rows, tokens[:, block])
+
+
+def blocks(cache: ResidentCache, rows: Sequence[Row], total: int, most: int = MOST_TOKENS) -> Iterator[slice]:
+    """Make room in rows of equal grants, block by block, as decoding would.
+
+    Args:
+        cache: The rows' cache.
+        rows: The rows.
+        total: Tokens that each row will be fed.
+        most: Most tokens of a block.
+
+    Yields:
+        The tokens of each block. Whoever asks for the next has appended them to all rows.
+    """
     done = 0
-    while done < tokens.shape[1]:
+    while done < total:
         for row in rows:
             cache.prepare_decode(row)
-        size = min(most, tokens.shape[1] - done, *(_until_due(row) for row in rows))
-        yield _forward(model, rows, tokens[:, done : done + size])
+        size = min(most, total - done, *(_until_due(row) for row in rows))
+        yield slice(done, done + size)
         done += size
 
 

@@ -1,0 +1,123 @@
+"""The command ``scissorhands calibrate``."""
+
+import importlib
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+
+from scissorhands.errors import InvalidRequestError
+from scissorhands.evaluation.commands.options import Sizes, click_errors, show, writable
+from scissorhands.evaluation.request import Request, choices
+from scissorhands.evaluation.texts import read_text
+from scissorhands.profile import FILE_NAME
+
+# Budgets that are measured, as shares of the length.
+SHARES = (0.05, 0.08, 0.125, 0.1667, 0.2, 0.25, 0.3333, 0.5, 0.7)
+_NORMAL = Sizes(3, 2048)
+_QUICK = Sizes(2, 512)
+
+
+@click.command()
+@click.option("--model", required=True, help="A folder or a hub id.")
+@click.option(
+    "--text",
+    "texts",
+    required=True,
+    multiple=True,
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="UTF-8 text that the sequences are cut from; repeatable, then they share the sequences.",
+)
+@click.option(
+    "--sequences",
+    type=click.IntRange(min=1),
+    help=f"Sequences over all texts.  [default: {_NORMAL.sequences}, or one of each text]",
+)
+@click.option(
+    "--length",
+    type=click.IntRange(min=8),
+    help=f"Tokens of each sequence.  [default: {_NORMAL.length}]",
+)
+@click.option(
+    "--policy",
+    default="scissorhands:uniform",
+    show_default=True,
+    metavar="NAME[:PRESET]",
+    help="What evicts while it is measured.",
+)
+@click.option(
+    "--quick",
+    is_flag=True,
+    help=f"{_QUICK.sequences} sequences of {_QUICK.length}, unless given: a first look.",
+)
+@click.option(
+    "--out",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help=f"The profile to write.  [default: {FILE_NAME} in the model's folder]",
+)
+@click.option(
+    "--dtype",
+    type=click.Choice(["auto", "float32", "bfloat16", "float16"]),
+    default="auto",
+    show_default=True,
+    help="auto: float32 on the CPU, else the model's own.",
+)
+@click.option("--device", default="auto", show_default=True, help="A torch device.")
+def calibrate(
+    *,
+    model: str,
+    texts: tuple[Path, ...],
+    sequences: int | None,
+    length: int | None,
+    policy: str,
+    quick: bool,
+    out: Path | None,
+    dtype: str,
+    device: str,
+) -> None:
+    """Measure what eviction costs in each KV head of a model.
+
+    The profile that it writes lets budgets be shared between the heads: those that look far back get more slots, and
+    the others fewer, within the same bytes. Once for a model is enough.
+    """
+    sizes = _QUICK if quick else _NORMAL
+    with click_errors():
+        place = _place(model, out)
+        request = Request(
+            model=model,
+            texts=tuple(read_text(path) for path in texts),
+            choices=choices((policy,), ("none",), SHARES),
+            sequences=sequences or max(sizes.sequences, len(texts)),
+            length=length or sizes.length,
+            quick=quick,
+            dtype=dtype,
+            device=device,
+            out=place,
+        )
+        runner = _runner()
+        profile, about = runner.run(request, Console(stderr=True))
+    try:
+        profile.save(place, about)
+    except OSError as error:
+        raise click.ClickException(f"cannot write {place}: {error.strerror}") from error
+    show(runner.table(profile), None)
+    click.echo(f"{place}: written", err=True)
+
+
+def _place(model: str, out: Path | None) -> Path:
+    """Return where the profile goes; measuring takes minutes, so that is found out before."""
+    if out is None and not Path(model).is_dir():
+        raise InvalidRequestError("out", f"name the file to write: {model!r} is no folder that it could be put into")
+    place = out or Path(model) / FILE_NAME
+    writable(place, "out")
+    return place
+
+
+def _runner() -> Any:
+    # Torch takes seconds to import; looking at the help or a wrong option must not.
+    try:
+        return importlib.import_module("scissorhands.calibration.run")
+    except ModuleNotFoundError as error:
+        message = f"calibrate needs the module {error.name}: pip install 'scissorhands[torch]'"
+        raise click.ClickException(message) from error
