@@ -315,8 +315,8 @@ def window_of_zero(messages):
 )
 async def test_malformed_snapshots_are_refused_by_field(manager, connect, spoil, field):
     async with connect(manager) as stub:
-        session = await opened(stub, spec("malformed"))
-        messages = plan_requests(snapshot(session, 1), session)
+        session = await opened(stub, spec("malformed", "scissorhands:counts"))
+        messages = plan_requests(snapshot(session, 1, signals=signals_of("scissorhands:counts")), session)
         messages = [pb.PlanEvictionRequest.FromString(message.SerializeToString()) for message in messages]
         spoil(messages)
         with pytest.raises(grpc.aio.AioRpcError) as caught:

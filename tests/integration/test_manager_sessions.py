@@ -128,7 +128,7 @@ async def test_parameters_are_overridden_without_a_policy_too(manager, connect):
         (spec(budget=budget_pb2.Budget(fraction=1.5)), "budget.fraction"),
         (spec(budget=budget_pb2.Budget(fraction=float("nan"))), "budget.fraction"),
         (spec(policy="full", budget=budget_pb2.Budget(tokens=999)), "budget"),
-        (spec(policy="scissorhands", prompt=1000), None),
+        (spec(policy="scissorhands:counts", prompt=1000), None),
     ],
 )
 async def test_bad_sessions_are_refused_by_field(manager, connect, message, field):

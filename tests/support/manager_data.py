@@ -48,7 +48,7 @@ async def opened(stub, message):
     return full
 
 
-def snapshot(session, epoch=0, seed=0, signals=("mass", "low_count")):
+def snapshot(session, epoch=0, seed=0, signals=("mass",)):
     """Return a snapshot of a row that is about to evict, with evidence that is random and consistent."""
     granted = read_grant(session.grant)
     generator = np.random.default_rng(seed)

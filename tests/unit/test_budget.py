@@ -155,7 +155,7 @@ def test_the_granted_bytes_are_keys_values_and_evidence_of_all_slots():
     granted = grant(BudgetRequest.tokens(64), PolicyRequest("h2o"), SHAPE, 1000)
     # 2 * 8 elements of 4 bytes, a position of 4 and a mass of 4; 3 layers, 2 heads.
     assert granted.bytes == 64 * 3 * 2 * (2 * 8 * 4 + 4 + 4)
-    low_counts = grant(BudgetRequest.tokens(64), PolicyRequest("scissorhands"), SHAPE, 1000)
+    low_counts = grant(BudgetRequest.tokens(64), PolicyRequest("scissorhands", "counts"), SHAPE, 1000)
     assert low_counts.bytes == granted.bytes + 64 * 3 * 2 * 2
     ring = grant(BudgetRequest.tokens(64), PolicyRequest("scissorhands", "paper"), SHAPE, 1000)
     assert ring.bytes == granted.bytes + 64 * 3 * 2 * 400
@@ -178,9 +178,9 @@ def test_full_refuses_a_budget_below_the_length():
     [
         (PolicyRequest("h3o"), "policy.name"),
         (PolicyRequest("h2o", "paper"), "policy.preset"),
-        (PolicyRequest("scissorhands", "", {"window": 0}), "policy.parameters.window"),
-        (PolicyRequest("scissorhands", "", {"window": 3}), "policy.parameters.window"),
-        (PolicyRequest("scissorhands", "", {"window": 512}), "policy.parameters.window"),
+        (PolicyRequest("scissorhands", "counts", {"window": 0}), "policy.parameters.window"),
+        (PolicyRequest("scissorhands", "counts", {"window": 3}), "policy.parameters.window"),
+        (PolicyRequest("scissorhands", "counts", {"window": 512}), "policy.parameters.window"),
         (PolicyRequest("scissorhands", "paper", {"window": 0}), "policy.parameters.window"),
     ],
 )

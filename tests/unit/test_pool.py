@@ -19,8 +19,8 @@ CPU = torch.device("cpu")
 GRANTS = [
     grant(BudgetRequest.tokens(tokens), PolicyRequest(*policy), SHAPE)
     for tokens, policy in [
-        (32, ("scissorhands",)),
-        (48, ("scissorhands",)),
+        (32, ("scissorhands", "counts")),
+        (48, ("scissorhands", "counts")),
         (30, ("scissorhands", "paper")),
         (32, ("h2o",)),
         (32, ("streaming",)),
@@ -75,7 +75,8 @@ def test_any_order_of_coming_and_going_keeps_contents_and_exact_bytes(events):
         (PolicyRequest("expected-attention"), 24),
         (PolicyRequest("protected", "fastgen"), 9),
         (PolicyRequest("full"), 8),
-        (PolicyRequest("scissorhands"), 10),
+        (PolicyRequest("scissorhands"), 8),
+        (PolicyRequest("scissorhands", "counts"), 10),
         (PolicyRequest("scissorhands", "paper"), 408),
         (PolicyRequest("scissorhands", "paper", {"window": 33}), 41),
     ],

@@ -166,7 +166,8 @@ def test_the_longest_window_does_not_overflow():
 @pytest.mark.parametrize(
     ("policy", "names"),
     [
-        (PolicyRequest("scissorhands"), ["mass", "low_count"]),
+        (PolicyRequest("scissorhands"), ["mass"]),
+        (PolicyRequest("scissorhands", "counts"), ["mass", "low_count"]),
         (PolicyRequest("scissorhands", "paper"), ["mass", "low_count_ring"]),
         (PolicyRequest("h2o"), ["mass"]),
         (PolicyRequest("tova"), ["mass", "last_attention"]),
