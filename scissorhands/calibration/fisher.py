@@ -63,12 +63,12 @@ def record(model: PreTrainedModel, shape: ModelShape, tokens: torch.Tensor, draw
             drawn = _draw(logits.detach(), numbers.to(tokens.device))
             likelihood = -functional.cross_entropy(logits, drawn, reduction="sum")
             more = index < len(draws) - 1
-            found = torch.autograd.grad(likelihood, view.outputs, retain_graph=more)
-            gradients.append(torch.stack([_half(gradient[0]) for gradient in found]))
-    tensors = [torch.stack(parts) for parts in (view.queries, view.keys, view.values, gradients)]
-    if not all(tensor.isfinite().all() for tensor in tensors):
+            by_layer = torch.autograd.grad(likelihood, view.outputs, retain_graph=more)
+            gradients.append(torch.stack([_half(gradient[0]) for gradient in by_layer]))
+    queries, keys, values, found = (torch.stack(parts) for parts in (view.queries, view.keys, view.values, gradients))
+    if not all(part.isfinite().all() for part in (queries, keys, values, found)):
         raise EngineError("attention or its gradients are not finite in 16 bits; try --dtype bfloat16")
-    return Recording(*tensors, view.kinds)
+    return Recording(queries, keys, values, found, view.kinds)
 
 
 def full_attention(queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, window: int = 0) -> torch.Tensor:
@@ -144,7 +144,7 @@ class _FullView(StepView):
 def _draw(logits: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
     """Draw a token at each position: where the cumulated probabilities ``[T, vocabulary]`` pass the numbers ``[T]``."""
     drawn = []
-    for part, wanted in zip(logits.split(_MOST_DRAWN), numbers.split(_MOST_DRAWN), strict=True):
+    for part, wanted in zip(torch.split(logits, _MOST_DRAWN), torch.split(numbers, _MOST_DRAWN), strict=True):
         cumulated = part.softmax(dim=-1).cumsum(dim=-1)
         # Scaled, as sums of rounded numbers do not end at exactly 1.
         drawn.append(torch.searchsorted(cumulated, wanted.unsqueeze(1) * cumulated[:, -1:], right=True).squeeze(1))

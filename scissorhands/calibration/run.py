@@ -16,6 +16,7 @@ from scissorhands.evaluation.request import Request
 from scissorhands.evaluation.setup import Setup, prepare
 from scissorhands.evaluation.table import Table
 from scissorhands.grant import PolicyRequest, grant, grant_text
+from scissorhands.policies.full import Full
 from scissorhands.profile import Profile
 
 # Tokens drawn at each position, and the seed of the draws.
@@ -82,13 +83,15 @@ def _grants(request: Request, shape: ModelShape) -> dict[float, Grant]:
     """Return the grant of each share that is as small as it says; a policy raises budgets that it cannot work with.
 
     Raises:
-        InvalidRequestError: The sequences are too short for all but one share.
+        InvalidRequestError: The policy evicts nothing, or the sequences are too short for all but one share.
     """
+    if request.choices[0].policy == Full.name:
+        raise InvalidRequestError("policy", f"{Full.name} evicts nothing; choose another")
     found = {}
     for choice in request.choices:
         name, _, preset = choice.policy.partition(":")
         granted = grant(BudgetRequest.fraction(choice.budget), PolicyRequest(name, preset), shape, request.length)
-        if not granted.raised and max(granted.layer_slots) < request.length:
+        if not granted.raised:
             found[choice.budget] = granted
     if len(found) < 2:  # noqa: PLR2004 - a curve has at least two points
         raise InvalidRequestError(
