@@ -52,6 +52,7 @@ class Request:
         dtype: As in :func:`scissorhands.evaluation.loading.load`.
         device: As in :func:`scissorhands.evaluation.loading.load`.
         out: Where the results are written and resumed from; None: nowhere.
+        profile: What eviction costs in the model's heads; None: the file in its folder, if there is one.
     """
 
     model: str
@@ -63,6 +64,7 @@ class Request:
     dtype: str
     device: str
     out: Path | None
+    profile: Path | None = None
 
 
 def choices(

@@ -20,6 +20,7 @@ from scissorhands.evaluation.results import Results
 from scissorhands.evaluation.texts import Tokens, sequences_of
 from scissorhands.grant import PolicyRequest, grant
 from scissorhands.probe import model_shape
+from scissorhands.profile import Profile
 
 
 @dataclass(frozen=True)
@@ -30,11 +31,13 @@ class Setup:
         model: The model, which attends through our attention.
         tokenizer: Its tokenizer.
         request: What was asked for.
+        profile: What eviction costs in the model's heads; None if that was not measured.
     """
 
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
     request: Request
+    profile: Profile | None = None
 
     @property
     def shape(self) -> ModelShape:
@@ -57,7 +60,7 @@ class Setup:
         """
         name, _, preset = choice.policy.partition(":")
         total = self.request.length if tokens is None else tokens
-        return grant(BudgetRequest.fraction(choice.budget), PolicyRequest(name, preset), self.shape, total)
+        return grant(BudgetRequest.fraction(choice.budget), PolicyRequest(name, preset), self.shape, total, self.profile)
 
     def full_grant(self, tokens: int | None = None) -> Grant:
         """Return the grant of the full cache for sequences of ``tokens``."""
@@ -98,7 +101,7 @@ def prepare(request: Request) -> Setup:
         raise InvalidRequestError(
             "length", f"must be at most {most}, the model's longest context, got {request.length}"
         )
-    return Setup(model, tokenizer, request)
+    return Setup(model, tokenizer, request, Profile.find(request.model, request.profile))
 
 
 def tell_anew(request: Request, different: list[str], console: Console) -> None:

@@ -17,6 +17,7 @@ from scissorhands.explain.record import record
 from scissorhands.explain.tokens import token_texts
 from scissorhands.grant import PolicyRequest, grant
 from scissorhands.probe import model_shape
+from scissorhands.profile import Profile
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ def run(request: Request, console: Console) -> str:
     prompt = _prompt_ids(request, model, tokenizer)
     name, _, preset = request.policy.partition(":")
     length = len(prompt) + request.max_new_tokens
-    granted = grant(request.budget, PolicyRequest(name, preset), shape, length)
+    granted = grant(request.budget, PolicyRequest(name, preset), shape, length, Profile.find(request.model))
     with _progress(console) as progress:
         task = progress.add_task("reading and decoding", total=length - 1)
         recording = record(

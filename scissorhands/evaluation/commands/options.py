@@ -110,6 +110,12 @@ def evaluation_options(
             help="auto: float32 on the CPU, else the model's own.",
         ),
         click.option("--device", default="auto", show_default=True, help="A torch device."),
+        click.option(
+            "--profile",
+            type=click.Path(exists=True, dir_okay=False, path_type=Path),
+            help="What eviction costs in the model's heads, as `calibrate` wrote it.  [default: that of the model's "
+            "folder, if any]",
+        ),
     ]
 
     def decorate(command: Command) -> Command:
@@ -127,6 +133,7 @@ def evaluation_options(
             out: Path | None,
             dtype: str,
             device: str,
+            profile: Path | None,
             **own: Any,
         ) -> None:
             sizes = quick_sizes if quick else normal
@@ -145,6 +152,7 @@ def evaluation_options(
                     dtype=dtype,
                     device=device,
                     out=writable(out, "json"),
+                    profile=profile,
                 )
                 command(request=request, **own)
 
