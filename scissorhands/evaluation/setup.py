@@ -60,7 +60,8 @@ class Setup:
         """
         name, _, preset = choice.policy.partition(":")
         total = self.request.length if tokens is None else tokens
-        return grant(BudgetRequest.fraction(choice.budget), PolicyRequest(name, preset), self.shape, total, self.profile)
+        budget, policy = BudgetRequest.fraction(choice.budget), PolicyRequest(name, preset)
+        return grant(budget, policy, self.shape, total, self.profile)
 
     def full_grant(self, tokens: int | None = None) -> Grant:
         """Return the grant of the full cache for sequences of ``tokens``."""

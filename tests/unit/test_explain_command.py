@@ -48,7 +48,7 @@ def test_a_prompt_of_the_command_line(tmp_path):
         (["--prompt", "a", "--prompt-file", __file__], "", "give either --prompt or --prompt-file"),
         (["--prompt", ""], "--prompt", "must not be empty"),
         (["--prompt", TEXT * 4], "--prompt", f"more than the model's {POSITIONS} positions"),
-        (["--prompt", TEXT, "--policy", "lru"], "--policy", "allowed: scissorhands, scissorhands:paper"),
+        (["--prompt", TEXT, "--policy", "lru"], "--policy", "allowed: scissorhands, scissorhands:uniform"),
         (["--prompt", TEXT, "--budget", "1.5"], "--budget", "above 0 and at most 1"),
         (["--prompt", TEXT, "--device", "nowhere"], "--device", "cannot be used"),
         (["--prompt", TEXT, "--model", "/nowhere"], "--model", "cannot load"),
