@@ -6,6 +6,8 @@ import click
 import pytest
 from support.real_model import REAL_GGUF, REAL_MODEL, require
 
+from scissorhands.profile import FILE_NAME, Profile
+
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "fetch_model.py"
 
 
@@ -35,7 +37,9 @@ def test_what_is_there_already_is_left_as_it_is(script, capsys):
         (script.MODEL / file.name).symlink_to(file)
     script.main()
     assert capsys.readouterr().out == "model is ready: .models/smollm2-135m-instruct\n"
-    assert all(file.is_symlink() for file in script.MODEL.iterdir())
+    assert all(file.is_symlink() for file in script.MODEL.iterdir() if file.name != FILE_NAME)
+    profile = Profile.find(str(script.MODEL))
+    assert (profile.layers, profile.kv_heads) == (30, 3)
 
 
 def test_a_download_that_fails_says_so_and_leaves_nothing_behind(script):
