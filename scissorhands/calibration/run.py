@@ -66,7 +66,7 @@ def table(profile: Profile) -> Table:
     """Return what eviction costs in each layer, and in which of its heads most and least."""
     shown = [share for share in _SHOWN if share in profile.shares] or [profile.shares[0]]
     ranked = profile.shares.index(shown[len(shown) // 2])
-    headings = [f"mnat/token at {share:.0%}" for share in shown]
+    headings = [f"mnat/token at {share:.3g}" for share in shown]
     lines = []
     for layer, heads in enumerate(profile.losses):
         if not any(map(any, heads)):
@@ -75,7 +75,7 @@ def table(profile: Profile) -> Table:
         order = sorted(range(len(heads)), key=lambda head: heads[head][ranked])
         extremes = [f"{head}: {_MILLI * heads[head][ranked]:.3f}" for head in (order[-1], order[0])]
         lines.append((str(layer), *(f"{_MILLI * total:.3f}" for total in sums), *extremes))
-    at = f"at {profile.shares[ranked]:.0%}"
+    at = f"at {profile.shares[ranked]:.3g}"
     return Table(("layer", *headings, f"most sensitive head {at}", f"least {at}"), lines)
 
 
@@ -107,15 +107,19 @@ def _measured(setup: Setup, grants: list[Grant], console: Console) -> Losses:
     # On the CPU, so that every device draws from the same numbers.
     draws = torch.rand(len(sequences), SAMPLES, sequences.shape[1], generator=torch.Generator().manual_seed(SEED))
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
-    total = torch.zeros(len(shape.global_layers), shape.kv_heads, len(grants), dtype=torch.float64).numpy()
+    total = np.zeros((len(shape.global_layers), shape.kv_heads, len(grants)))
     with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
-        task = progress.add_task("recording", total=len(sequences) * len(shape.global_layers) * len(grants))
+        task = progress.add_task("", total=len(sequences) * len(shape.global_layers) * len(grants))
         for index, tokens in enumerate(sequences):
-            # One sequence at a time: its gradients alone are as large as two full caches of as many heads as queries.
-            progress.update(task, description=f"[{index + 1}/{len(sequences)}] recording")
-            recording = record(setup.model, shape, tokens, draws[index])
-            progress.update(task, description=f"[{index + 1}/{len(sequences)}] evicting")
-            total += head_losses(recording, one_layer(shape), grants, device, lambda done: progress.advance(task, done))
+            progress.update(task, description=f"sequence {index + 1} of {len(sequences)}")
+            # One at a time, and not kept: queries and gradients take more than the cache.
+            total += head_losses(
+                record(setup.model, shape, tokens, draws[index]),
+                one_layer(shape),
+                grants,
+                device,
+                lambda done: progress.advance(task, done),
+            )
             if not console.is_terminal:
                 console.print(f"{index + 1} of {len(sequences)} sequences", highlight=False)
     return total / len(sequences)
