@@ -50,7 +50,11 @@ def run(request: Request, console: Console) -> tuple[Profile, dict[str, Any]]:
     grants = _grants(request, one_layer(shape))
     losses = _measured(setup, list(grants.values()), console)
     settings = setup.results(
-        "calibrate", policy=[grant_text(each) for each in grants.values()], samples=SAMPLES, seed=SEED
+        "calibrate",
+        policy=request.choices[0].policy,
+        grants=[grant_text(each) for each in grants.values()],
+        samples=SAMPLES,
+        seed=SEED,
     )
     about = {
         **settings.settings,

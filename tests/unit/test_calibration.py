@@ -185,7 +185,8 @@ def test_the_command_writes_the_profile_beside_the_model(tmp_path):
     assert np.all(losses[..., 0] > 0)
     assert np.all(np.diff(losses, axis=-1) <= 0)
     about = json.loads(path.read_text(encoding="utf-8"))["about"]
-    assert about["command"] == "calibrate"
+    assert (about["command"], about["policy"]) == ("calibrate", "scissorhands:uniform")
+    assert len(about["grants"]) == len(profile.shares)
     assert about["weights_sha256"] == profile.model
     assert [text["name"] for text in about["texts"]] == ["text.txt"]
     assert about["environment"]["torch"] == torch.__version__
