@@ -10,11 +10,13 @@ holds more than its budget. Each row of a left-padded batch follows the chunk gr
 what it would keep alone.
 """
 
+from dataclasses import dataclass
+
 import torch
 from transformers import PreTrainedModel
 
 from scissorhands.attention import attend
-from scissorhands.budget import BudgetRequest, Grant
+from scissorhands.budget import BudgetRequest, Grant, slots_to_drop
 from scissorhands.cache import ResidentCache
 from scissorhands.errors import InvalidRequestError
 from scissorhands.grant import PolicyRequest, grant
@@ -24,9 +26,17 @@ from scissorhands.row import Row
 from scissorhands.slots import Slots
 from scissorhands.snapshot import Snapshot
 from scissorhands.span import Span
-from scissorhands.view import StepView
+from scissorhands.view import StepView, by_parts
 
 DEFAULT_POLICY = PolicyRequest("scissorhands")
+
+
+@dataclass(frozen=True)
+class _Chunk:
+    """Tokens of a chunk of a prompt, and the slots that each layer of the row's pool drops before it."""
+
+    tokens: int
+    drops: list[int]
 
 
 class BudgetedCache(StepView):
@@ -62,6 +72,8 @@ class BudgetedCache(StepView):
         self._resident = ResidentCache(shape, model.dtype, model.device)
         self._seen = 0
         self._reading = False
+        # Of each row, how it reads the prompt under way.
+        self._chunks: list[list[_Chunk]] = []
 
     def window(self, layer: int) -> int:
         """Return the tokens that a query of a layer sees, before there are rows too."""
@@ -94,7 +106,14 @@ class BudgetedCache(StepView):
                 new = (slice(index, index + 1), slice(None), slice(incoming - length, incoming))
                 kinds = None if self.kinds is None else self.kinds[new[0], new[2]]
                 if incoming > 1:
-                    output[new] = self._read(row, layer, query[new], keys[new], values[new], scaling, kinds)
+                    parts, states = row.pool.parts(layer), (query[new], keys[new], values[new])
+                    output[new] = torch.cat(
+                        [
+                            self._read(index, part, own, scaling, kinds)
+                            for part, own in zip(parts, by_parts(states, len(parts)), strict=True)
+                        ],
+                        dim=1,
+                    )
                 elif length:
                     alone = StepView([row])
                     alone.kinds = kinds
@@ -134,15 +153,17 @@ class BudgetedCache(StepView):
             raise InvalidRequestError("batch", f"the cache was made for {len(self.rows)} rows, got {len(lengths)}")
         self._spans.clear()
         self._reading = incoming > 1
+        self._chunks = [_chunks(row, length) for row, length in zip(self.rows, lengths, strict=True)]
         if incoming == 1:
             self._make_room_for_one([row for row, length in zip(self.rows, lengths, strict=True) if length])
 
     def _end(self, incoming: int, lengths: list[int]) -> None:
-        for row, length in zip(self.rows, lengths, strict=True):
+        for row, length, chunks in zip(self.rows, lengths, self._chunks, strict=True):
             if incoming == 1:
                 row.advance(length)
             else:
                 row.step += length
+                row.epoch += sum(any(chunk.drops) for chunk in chunks)
                 row.prompt = row.step if length else row.prompt
         self._seen += incoming
         self._reading = False
@@ -155,49 +176,59 @@ class BudgetedCache(StepView):
 
     def _read(
         self,
-        row: Row,
+        index: int,
         layer: int,
-        query: torch.Tensor,
-        keys: torch.Tensor,
-        values: torch.Tensor,
+        states: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
         scaling: float,
         kinds: torch.Tensor | None,
     ) -> torch.Tensor:
-        """Let one layer read a prompt, or a part of one, chunk by chunk."""
+        """Let one layer of a row's pool read a prompt, or a part of one, chunk by chunk."""
+        row = self.rows[index]
         row.pending = None  # A snapshot that decoding took counted on single tokens.
-        outputs = []
-        done, total = 0, query.shape[2]
-        slots, slides = row.grant.layer_slots[layer], bool(self.window(layer))
-        while done < total:
+        pool, slots = row.pool.layers[layer], row.grant.layer_slots[layer]
+        outputs, done = [], 0
+        for chunk in self._chunks[index]:
             step = row.step + done
-            grid = row.grant.parameters.chunk
-            chunk = min(grid - step % grid, total - done)
-            if row.lengths[layer] + chunk > slots and not slides:
+            if chunk.drops[layer]:
                 self._evict_layer(row, layer, step, chunk)
-            span = Span(slice(row.index, row.index + 1), (row.lengths[layer],), (step,), chunk, query.device)
-            part = (slice(None), slice(None), slice(done, done + chunk))
-            pool = row.pool.layers[layer]
-            told = None if kinds is None else kinds[:, done : done + chunk]
-            outputs.append(
-                attend(pool, span, query[part], keys[part], values[part], scaling=scaling, observe=True, kinds=told)
-            )
-            row.lengths[layer] = min(row.lengths[layer] + chunk, slots)
-            done += chunk
-        return torch.cat(outputs, dim=2) if outputs else query
+            span = Span(slice(row.index, row.index + 1), (row.lengths[layer],), (step,), chunk.tokens, pool.keys.device)
+            query, keys, values = (state[:, :, done : done + chunk.tokens] for state in states)
+            told = None if kinds is None else kinds[:, done : done + chunk.tokens]
+            outputs.append(attend(pool, span, query, keys, values, scaling=scaling, observe=True, kinds=told))
+            row.lengths[layer] = min(row.lengths[layer] + chunk.tokens, slots)
+            done += chunk.tokens
+        return torch.cat(outputs, dim=2) if outputs else states[0]
 
-    def _evict_layer(self, row: Row, layer: int, step: int, incoming: int) -> None:
+    def _evict_layer(self, row: Row, layer: int, step: int, chunk: "_Chunk") -> None:
         # Layers are decided apart, so one layer's plan is the same here as within a whole row's.
         evidence = row.pool.layers[layer].evidence(row.index, row.lengths[layer], step)
         prompt = step if step > row.step else row.prompt
-        snapshot = Snapshot(row.epoch, step, ahead=0, incoming=incoming, layers=(evidence,), prompt=prompt)
-        decided = self._policy.plan(row.grant.parameters, (row.grant.layer_slots[layer],), snapshot)
-        self._count(self._resident.drop(row, layer, decided.keep[0]))
-        if layer == self._resident.shape.global_layers[-1]:
-            row.epoch += 1
+        snapshot = Snapshot(row.epoch, step, ahead=0, incoming=chunk.tokens, layers=(evidence,), prompt=prompt)
+        parameters = row.grant.parameters.within(row.grant.layer_slots[layer])
+        keep = self._policy.keep(evidence, chunk.drops[layer], parameters, snapshot)
+        self._count(self._resident.drop(row, layer, keep))
 
     def _count(self, taken: Slots) -> None:
         self.evicted_slots += taken.positions.numel()
         self.mass_dropped += float(taken.mass.sum())
+
+
+def _chunks(row: Row, tokens: int) -> list[_Chunk]:
+    """Return the chunks in which a row reads ``tokens`` more.
+
+    Layers read one after the other, but when they evict depends on all layers' budgets; it depends on no evidence, so
+    it is known before.
+    """
+    grant, chunks, done = row.grant, list[_Chunk](), 0
+    governed = [not pool.window for pool in row.pool.layers]
+    lengths = [length * own for length, own in zip(row.lengths, governed, strict=True)]
+    while done < tokens:
+        size = min(grant.parameters.chunk - (row.step + done) % grant.parameters.chunk, tokens - done)
+        drops = slots_to_drop(lengths, grant.layer_slots, grant.parameters, size)
+        chunks.append(_Chunk(size, drops))
+        lengths = [(n - drop + size) * own for n, drop, own in zip(lengths, drops, governed, strict=True)]
+        done += size
+    return chunks
 
 
 def _real_tokens(mask: torch.Tensor | None, batch: int, incoming: int) -> list[int]:

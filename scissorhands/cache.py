@@ -18,7 +18,7 @@ from scissorhands.row import Eviction, Pending, PendingPlan, Phase, Planner, Pla
 from scissorhands.slots import Slots
 from scissorhands.snapshot import Keep, Plan, Snapshot
 
-PoolKey = tuple[tuple[int, ...], str, str, int]
+PoolKey = tuple[tuple[int, ...], bool, str, str, int]
 
 
 class ResidentCache:
@@ -112,9 +112,9 @@ class ResidentCache:
             row: The row.
             ahead: Tokens that will be appended before the eviction.
             incoming: Tokens that will be appended right after it.
-            layers: The layers to look at; None means all.
+            layers: The layers of its pool to look at; None means all.
         """
-        chosen = range(self.shape.layers) if layers is None else layers
+        chosen = range(len(row.pool.layers)) if layers is None else layers
         evidence = tuple(row.pool.layers[layer].evidence(row.index, row.lengths[layer], row.step) for layer in chosen)
         return Snapshot(row.epoch, row.step, ahead, incoming, evidence, row.prompt)
 
@@ -123,7 +123,7 @@ class ResidentCache:
 
         Args:
             row: The row.
-            layer: Index of the layer.
+            layer: Index of the layer in its pool.
             keep: ``[kv_heads, n]`` over the slots of the snapshot, equally many True in each head; newer slots stay.
                 Of a sliding layer a snapshot has no slots, so nothing is evicted from it.
 
@@ -175,4 +175,4 @@ def _fits(decided: Plan, row: Row, snapshot: Snapshot) -> bool:
 
 def _pool_key(grant: Grant) -> PoolKey:
     """Rows share a pool if their budgets and their evidence have equal shapes."""
-    return grant.layer_slots, grant.policy, grant.preset, grant.parameters.window
+    return grant.layer_slots, grant.by_head, grant.policy, grant.preset, grant.parameters.window

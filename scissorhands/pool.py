@@ -13,6 +13,8 @@ from scissorhands.sliding import SlidingLayer
 class Pool:
     """All layers' slots of the rows of one size class: equal budgets and equal evidence.
 
+    Rows with budgets by head are held as if every KV head were a layer: nothing is padded to the largest budget.
+
     A pool holds exactly the rows that are in use, so that what is allocated is what was granted.
 
     Args:
@@ -25,6 +27,8 @@ class Pool:
     def __init__(self, grant: Grant, shape: ModelShape, dtype: torch.dtype, device: torch.device) -> None:
         signals = signals_for(grant, shape.group)
         self.rows = 0
+        self._parts = shape.kv_heads if grant.by_head else 1
+        shape = grant.shape_of(shape)
         self.global_layers = shape.global_layers
         self.layers = [
             SlidingLayer(0, shape.kv_heads, slots, shape.head_dim, shape.window(layer), dtype, device)
@@ -32,6 +36,15 @@ class Pool:
             else LayerPool(0, shape.kv_heads, slots, shape.head_dim, signals, dtype, device)
             for layer, slots in enumerate(grant.layer_slots)
         ]
+
+    def parts(self, layer: int) -> range:
+        """Return which of ``layers`` hold a layer of the model: one, or one for each of its KV heads."""
+        return range(layer * self._parts, (layer + 1) * self._parts)
+
+    @property
+    def model_layers(self) -> int:
+        """Layers of the model."""
+        return len(self.layers) // self._parts
 
     def add_row(self) -> int:
         """Add an empty row and return its index. If memory runs out halfway, all layers stay as they were."""

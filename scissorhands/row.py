@@ -57,13 +57,13 @@ class Row:
         index: Its place in the pool.
         name: Name by which a planner knows it.
         limit: Most tokens that will ever be appended; None if unknown.
-        lengths: n of each layer: slots in use, per KV head.
+        lengths: n of each layer of the pool: slots in use, per KV head.
         step: Tokens seen.
         epoch: Evictions applied.
         prompt: Position after the last token that was read as a prompt; 0 if none was.
         pending: The snapshot in flight; at most one.
-        observed_layers: Layers whose evidence already holds the forward pass under way; 0 between passes. A pass that
-            failed halfway is repeated without counting its queries twice.
+        observed_layers: Layers of the pool whose evidence already holds the forward pass under way; 0 between passes. A
+            pass that failed halfway is repeated without counting its queries twice.
     """
 
     grant: Grant
@@ -117,7 +117,7 @@ class Eviction:
         plan: The plan.
         epoch: Epoch that the eviction began.
         step: Tokens seen at the eviction.
-        layers: The evicted slots of each layer.
+        layers: The evicted slots of each layer of the row's pool.
         waited: Time spent waiting for the plan, in seconds.
     """
 

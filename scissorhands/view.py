@@ -1,6 +1,6 @@
 """Views: what one forward pass of a transformers model sees of the resident cache."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NoReturn
 
 import torch
@@ -31,7 +31,7 @@ class StepView(Cache):
         self._spans: dict[tuple[int, int, tuple[int, ...], int], Span] = {}
 
     def __len__(self) -> int:
-        return len(self.rows[0].grant.layer_slots) if self.rows else 0
+        return self.rows[0].pool.model_layers if self.rows else 0
 
     @property
     def is_compileable(self) -> bool:
@@ -47,7 +47,10 @@ class StepView(Cache):
 
     def window(self, layer: int) -> int:
         """Return the tokens that a query of a layer sees; 0 if it sees all that are kept."""
-        return self.rows[0].pool.layers[layer].window if self.rows else 0
+        if not self.rows:
+            return 0
+        pool = self.rows[0].pool
+        return pool.layers[pool.parts(layer).start].window
 
     def attend(
         self,
@@ -60,26 +63,15 @@ class StepView(Cache):
     ) -> torch.Tensor:
         """Append and attend in one layer, pool by pool."""
         del mask
-        outputs = []
         # Rows that already hold this pass, because it failed later on, are attended to apart from those that do not.
-        places = [((id(row.pool), layer < row.observed_layers), row.index) for row in self.rows]
+        places = [((id(row.pool), _held_parts(row, layer)), row.index) for row in self.rows]
+        outputs = []
         for start, end in adjacent_runs(places):
             batch = slice(start, end)
-            rows = self.rows[batch]
+            kinds = None if self.kinds is None else self.kinds[batch]
             outputs.append(
-                attend(
-                    rows[0].pool.layers[layer],
-                    self._span(rows, layer, query.shape[2], query.device),
-                    query[batch],
-                    keys[batch],
-                    values[batch],
-                    scaling=scaling,
-                    observe=layer >= rows[0].observed_layers,
-                    kinds=None if self.kinds is None else self.kinds[batch],
-                )
+                self._attend_run(self.rows[batch], layer, (query[batch], keys[batch], values[batch]), scaling, kinds)
             )
-            for row in rows:
-                row.observed_layers = max(row.observed_layers, layer + 1)
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
     def commit(self, tokens: int) -> None:
@@ -152,6 +144,28 @@ class StepView(Cache):
         del indices
         raise InvalidRequestError("batch", "rows cannot be selected after the cache was filled; start a new cache")
 
+    def _attend_run(
+        self,
+        rows: list[Row],
+        layer: int,
+        states: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+        scaling: float,
+        kinds: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """Append and attend in one layer of adjacent rows of a pool; by head if they are held so."""
+        pool, incoming, device = rows[0].pool, states[0].shape[2], states[0].device
+        parts = pool.parts(layer)
+        outputs = []
+        for part, (query, keys, values) in zip(parts, by_parts(states, len(parts)), strict=True):
+            span = self._span(rows, part, incoming, device)
+            observe = part >= rows[0].observed_layers
+            outputs.append(
+                attend(pool.layers[part], span, query, keys, values, scaling=scaling, observe=observe, kinds=kinds)
+            )
+            for row in rows:
+                row.observed_layers = max(row.observed_layers, part + 1)
+        return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)
+
     def _span(self, rows: list[Row], layer: int, incoming: int, device: torch.device) -> Span:
         lengths = tuple(row.lengths[layer] for row in rows)
         key = (id(rows[0].pool), rows[0].index, lengths, incoming)
@@ -161,3 +175,17 @@ class StepView(Cache):
             span = Span(slice(rows[0].index, rows[0].index + len(rows)), lengths, steps, incoming, device)
             self._spans[key] = span
         return span
+
+
+def by_parts(
+    states: tuple[torch.Tensor, torch.Tensor, torch.Tensor], parts: int
+) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
+    """Yield queries, keys and values ``[R, heads, a, head_dim]`` of each of ``parts`` equal shares of the heads."""
+    query, keys, values = (state.chunk(parts, dim=1) for state in states)
+    yield from zip(query, keys, values, strict=True)
+
+
+def _held_parts(row: Row, layer: int) -> int:
+    """Return how many parts of a layer already hold the forward pass under way."""
+    parts = row.pool.parts(layer)
+    return min(max(row.observed_layers - parts.start, 0), len(parts))

@@ -70,14 +70,20 @@ class Policy(ABC):
         lengths = [layer.length for layer in snapshot.layers]
         drops = slots_to_drop(lengths, layer_slots, parameters, snapshot.incoming, snapshot.ahead)
         keep = tuple(
-            self._keep_layer(layer, drop, parameters.within(slots), snapshot)
+            self.keep(layer, drop, parameters.within(slots), snapshot)
             for layer, drop, slots in zip(snapshot.layers, drops, layer_slots, strict=True)
         )
         return Plan(epoch=snapshot.epoch, step=snapshot.step, keep=keep)
 
-    def _keep_layer(
-        self, evidence: LayerEvidence, drop: int, parameters: EvictionParameters, snapshot: Snapshot
-    ) -> Keep:
+    def keep(self, evidence: LayerEvidence, drop: int, parameters: EvictionParameters, snapshot: Snapshot) -> Keep:
+        """Return ``[kv_heads, n]``, which slots of one layer to keep.
+
+        Args:
+            evidence: The layer's evidence.
+            drop: Slots to drop of each head.
+            parameters: The layer's numbers.
+            snapshot: When the evidence was taken; its layers do not matter.
+        """
         keep = np.ones(evidence.positions.shape, dtype=np.bool_)
         if drop == 0:
             return keep
