@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from scissorhands.budget import BudgetRequest, Grant
 from scissorhands.cache import ResidentCache
 from scissorhands.evaluation.perplexity import feed
-from scissorhands.evaluation.recorder import Recorder, attach, refuse_budgets_by_head
+from scissorhands.evaluation.recorder import Recorder, attach
 from scissorhands.grant import PolicyRequest, grant
 from scissorhands.probe import model_shape
 from scissorhands.row import Row
@@ -75,11 +75,7 @@ def measure_change(
         granted: What the compressed sequences are granted.
         tokens: ``[sequences, length]``.
         progress: Told how many more tokens are done.
-
-    Raises:
-        InvalidRequestError: The KV heads of a layer have budgets of their own.
     """
-    refuse_budgets_by_head(granted)
     shape, length = model_shape(model), tokens.shape[1]
     whole = grant(BudgetRequest.fraction(1.0), PolicyRequest("full"), shape, length)
     heads, bins = (shape.layers, shape.kv_heads), (shape.layers, len(EDGES) - 1)
@@ -87,12 +83,12 @@ def measure_change(
     for sequence in tokens:
         cache = ResidentCache(shape, model.dtype, model.device)
         rows = [cache.add_row(each, limit=length) for each in (whole, granted)]
-        watched = [_watch(row) for row in rows]
+        watched = [(row, _watch(row)) for row in rows]
         # Both rows are fed the same tokens in one pass, in the compressed row's blocks.
         for logits in feed(model, cache, rows, sequence.expand(2, -1)):
             if rows[1].epoch:
-                for layer, (before, after) in enumerate(zip(*watched, strict=True)):
-                    _compare(change, layer, before.probabilities[0], _spread(rows, layer, after.probabilities[0]))
+                for layer in range(shape.layers):
+                    _compare(change, layer, *(_attention(row, latest, layer) for row, latest in watched))
             progress(logits.shape[1])
     return change
 
@@ -104,13 +100,17 @@ def _watch(row: Row) -> list[Latest]:
     return latest
 
 
-def _spread(rows: list[Row], layer: int, probabilities: torch.Tensor) -> torch.Tensor:
-    """Put a compressed row's attention ``[kv_heads, a, n]`` to its tokens' positions; -1 where a token is evicted."""
-    full, compressed = rows
-    heads, queries, slots = probabilities.shape
-    positions = compressed.pool.layers[layer].positions[compressed.index, :, :slots].long()
-    spread = probabilities.new_full((heads, queries, full.step), -1)
-    return spread.scatter_(2, positions.unsqueeze(1).expand(-1, queries, -1), probabilities)
+def _attention(row: Row, latest: list[Latest], layer: int) -> torch.Tensor:
+    """Return what the newest queries gave each position, ``[kv_heads, a, tokens]``; -1 where a token is evicted."""
+    spread = []
+    # A layer is held in one part, or, with budgets by head, in one for each of its heads.
+    for part in row.pool.parts(layer):
+        probabilities = latest[part].probabilities[0]
+        heads, queries, slots = probabilities.shape
+        positions = row.pool.layers[part].positions[row.index, :, :slots].long()
+        everywhere = probabilities.new_full((heads, queries, row.step), -1)
+        spread.append(everywhere.scatter_(2, positions.unsqueeze(1).expand(-1, queries, -1), probabilities))
+    return torch.cat(spread)
 
 
 def _compare(change: Change, layer: int, before: torch.Tensor, after: torch.Tensor) -> None:

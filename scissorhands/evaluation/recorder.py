@@ -5,9 +5,9 @@ from collections.abc import Callable, Sequence
 import torch
 from transformers import PreTrainedModel
 
-from scissorhands.budget import BudgetRequest, Grant
+from scissorhands.budget import BudgetRequest
 from scissorhands.cache import ResidentCache
-from scissorhands.errors import InvalidRequestError, UnsupportedModelError
+from scissorhands.errors import UnsupportedModelError
 from scissorhands.evaluation.perplexity import feed
 from scissorhands.grant import PolicyRequest, grant
 from scissorhands.layer_pool import LayerPool
@@ -91,18 +91,6 @@ def attach(pool: LayerPool, recorder: Recorder) -> None:
     rows, kv_heads, slots = pool.positions.shape
     pool.signals = (*pool.signals, recorder)
     pool.states.append(recorder.allocate(rows, kv_heads, slots, pool.positions.device))
-
-
-def refuse_budgets_by_head(granted: Grant) -> None:
-    """Refuse a grant whose rows are stored head by head: what is recorded is compared layer by layer.
-
-    Raises:
-        InvalidRequestError: The KV heads of a layer have budgets of their own.
-    """
-    if granted.by_head:
-        raise InvalidRequestError(
-            "policy", f"{granted.policy} gives KV heads budgets of their own here, and this is measured by layer"
-        )
 
 
 def interval_sums(

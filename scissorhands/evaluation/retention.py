@@ -10,7 +10,6 @@ from transformers import PreTrainedModel
 from scissorhands.budget import Grant
 from scissorhands.cache import ResidentCache
 from scissorhands.evaluation.perplexity import feed
-from scissorhands.evaluation.recorder import refuse_budgets_by_head
 from scissorhands.probe import model_shape
 from scissorhands.row import Planner, Row
 
@@ -43,11 +42,7 @@ def lost(
 
     Returns:
         ``[sequences, layers, kv_heads]``, between 0 and 1.
-
-    Raises:
-        InvalidRequestError: The KV heads of a layer have budgets of their own.
     """
-    refuse_budgets_by_head(granted)
     shape, (sequences, length) = model_shape(model), tokens.shape
     cache = ResidentCache(shape, model.dtype, model.device, planner)
     rows = [cache.add_row(granted, name=str(index), limit=length) for index in range(sequences)]
@@ -67,8 +62,12 @@ def lost(
 
 def _evicted(row: Row, layer: int, step: int, received: torch.Tensor) -> npt.NDArray[np.float64]:
     """Return ``[kv_heads]``, what the tokens before ``step`` that the row no longer holds have ``received``."""
-    positions = row.pool.layers[layer].positions[row.index, :, : row.lengths[layer]].long()
-    gone = torch.ones_like(received, dtype=torch.bool).scatter_(1, positions, value=False)
+    gone = torch.ones_like(received, dtype=torch.bool)
     gone[:, step:] = False
+    # A layer is held in one part, or, with budgets by head, in one for each of its heads.
+    parts = row.pool.parts(layer)
+    for part, heads in zip(parts, gone.chunk(len(parts)), strict=True):
+        positions = row.pool.layers[part].positions[row.index, :, : row.lengths[part]].long()
+        heads.scatter_(1, positions, value=False)
     masses: npt.NDArray[np.float64] = received.masked_fill(~gone, 0).sum(dim=1, dtype=torch.float64).cpu().numpy()
     return masses

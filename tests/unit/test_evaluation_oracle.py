@@ -9,7 +9,6 @@ from support.engine_path import EnginePath
 from support.tiny_models import random_tokens, tiny_model
 
 from scissorhands.budget import BudgetRequest
-from scissorhands.errors import InvalidRequestError
 from scissorhands.evaluation import recorder
 from scissorhands.evaluation.change import measure_change
 from scissorhands.evaluation.oracle import _BASE, eviction_steps, foresee, suffix_sums
@@ -138,12 +137,22 @@ def test_what_is_lost_is_the_attention_to_evicted_tokens(engine, tokens, attenti
         np.testing.assert_allclose(found[:, layer], expected / (LENGTH - SLOTS), rtol=1e-4)
 
 
-def test_budgets_by_head_are_refused(engine, tokens):
-    by_head = replace(granted(engine, named("h2o")), by_head=True)
-    with pytest.raises(InvalidRequestError, match="budgets of their own"):
-        lost(engine.model, by_head, tokens, [SLOTS], [])
-    with pytest.raises(InvalidRequestError, match="budgets of their own"):
-        measure_change(engine.model, by_head, tokens)
+def test_budgets_by_head_are_measured_alike(engine, tokens):
+    given = granted(engine, named("h2o"))
+    by_head = replace(given, layer_slots=given.layer_slots * 2, by_head=True)
+    steps = eviction_steps(given, LENGTH)
+    assert eviction_steps(by_head, LENGTH) == steps
+    between = interval_sums(engine.model, tokens, steps)
+    even, split = (lost(engine.model, each, tokens, steps, between) for each in (given, by_head))
+    np.testing.assert_allclose(split, even, rtol=1e-4)
+    changes = [measure_change(engine.model, each, tokens) for each in (given, by_head)]
+    np.testing.assert_array_equal(changes[0].dropped, changes[1].dropped)
+    # Fewer slots in one head lose more in it.
+    uneven = replace(by_head, layer_slots=(SLOTS, SLOTS // 2, SLOTS, SLOTS))
+    steps = eviction_steps(uneven, LENGTH)
+    found = lost(engine.model, uneven, tokens, steps, interval_sums(engine.model, tokens, steps))
+    assert steps[0] == SLOTS // 2
+    assert np.all(found[:, 0, 1] > even[:, 0, 1] + 0.1)
 
 
 def test_losses_under_the_oracle_come_from_its_plans(engine, tokens):
