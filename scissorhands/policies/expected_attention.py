@@ -21,8 +21,8 @@ class ExpectedAttention(Policy):
     name = "expected-attention"
 
     def parameters(self, slots: int) -> EvictionParameters:
-        """Return the numbers for a budget of ``slots``: a tenth is recent."""
-        return common_parameters(slots, recent=slots // 10)
+        """Return the numbers for a budget of ``slots``: a fifth is recent."""
+        return common_parameters(slots, recent=slots // 5)
 
     def signals(self, parameters: EvictionParameters) -> dict[str, int]:
         """Return the expected attention, a mean and a sum of squares for one query head to a KV head."""

@@ -28,14 +28,15 @@ class FastGen(Policy):
     a profile that takes less is filled up with the most frequent of the other tokens, and one that takes more loses
     its least frequent. FastGen chooses once, by the attention map of the prompt; here a head chooses anew at every
     eviction, by the attention that its slots have received so far, of which the profile's slots must hold the share. A
-    KV head chooses for its group of query heads, by their mean. The first tokens are exempt whatever the profile.
+    KV head chooses for its group of query heads, by their mean. The first tokens and the newest are exempt
+    whatever the profile.
     """
 
     name = "fastgen"
 
     def parameters(self, slots: int) -> EvictionParameters:
-        """Return the numbers for a budget of ``slots``: a tenth is recent, for new tokens have no frequency yet."""
-        return common_parameters(slots, recent=slots // 10)
+        """Return the numbers for a budget of ``slots``: the local share is recent, for new tokens have no frequency."""
+        return common_parameters(slots, recent=int(LOCAL * slots))
 
     def signals(self, parameters: EvictionParameters) -> dict[str, int]:
         """Return the kind of each token, a byte."""

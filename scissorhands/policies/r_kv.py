@@ -14,8 +14,10 @@ from scissorhands.snapshot import LayerEvidence
 IMPORTANCE = 0.1
 # alpha, the queries that importance looks back on at least; as many newest slots are exempt.
 OBSERVED = 8
-# Slots dropped at once, as published: redundancy compares all keys with all others.
+# Slots dropped at once, as published: redundancy compares all keys with all others, so evictions should be few. Small
+# budgets would be left with little to remember with, and drop this share of theirs.
 BUFFER = 128
+_BUFFER_SHARE = 32
 
 
 class RKV(Policy):
@@ -28,8 +30,8 @@ class RKV(Policy):
 
     Differs from the published rule in this: the window is two rotating buckets of :data:`OBSERVED` queries, so it spans
     that many to twice as many; a group of query heads counts by the mean of its attention, not the largest score before
-    the softmax; pooling follows the mean over queries, as in the authors' code; small budgets drop an eighth at once
-    instead of :data:`BUFFER`; the sinks are exempt.
+    the softmax; pooling follows the mean over queries, as in the authors' code; budgets below 4,096 drop fewer slots at
+    once than :data:`BUFFER`; the sinks are exempt.
     """
 
     name = "r-kv"
@@ -37,7 +39,7 @@ class RKV(Policy):
     def parameters(self, slots: int) -> EvictionParameters:
         """Return the numbers for a budget of ``slots``."""
         common = common_parameters(slots, recent=min(OBSERVED, slots // 2), window=2 * OBSERVED)
-        return replace(common, drop=max(common.drop, min(BUFFER, slots // 8)))
+        return replace(common, drop=max(common.drop, min(BUFFER, slots // _BUFFER_SHARE)))
 
     def signals(self, parameters: EvictionParameters) -> dict[str, int]:
         """Return the attention mass of the window, two buckets of a float32, and the redundancy, which takes none."""

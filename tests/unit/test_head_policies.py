@@ -90,8 +90,8 @@ def test_r_kv_weighs_importance_against_redundancy():
 
 def test_r_kv_numbers():
     numbers = get_policy("r-kv").parameters(400)
-    assert (numbers.recent, numbers.window, numbers.drop) == (8, 16, 50)
-    assert get_policy("r-kv").parameters(4096).drop == 128
+    assert (numbers.recent, numbers.window, numbers.drop) == (8, 16, 16)
+    assert [get_policy("r-kv").parameters(slots).drop for slots in (1024, 4096, 10_000)] == [32, 128, 128]
 
 
 def test_expected_attention_drops_the_least_expected():

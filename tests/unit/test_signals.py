@@ -195,10 +195,10 @@ def test_a_grant_names_its_signals_and_their_bytes(policy, names):
 @pytest.mark.parametrize(
     ("policy", "preset", "window"),
     [
-        ("scissorhands", "", 0),
-        ("scissorhands", "", 1),
-        ("scissorhands", "", 7),
-        ("scissorhands", "", 512),
+        ("scissorhands", "counts", 0),
+        ("scissorhands", "counts", 1),
+        ("scissorhands", "counts", 7),
+        ("scissorhands", "counts", 512),
         ("scissorhands", "paper", 0),
         ("snapkv", "", 0),
         ("snapkv", "", 1),
