@@ -111,8 +111,8 @@ async def test_a_grant_without_the_windows_is_not_taken(loaded, monkeypatch):
     ((alone, *_),) = await serve(loaded, message)
     opened = ManagerLink.open
 
-    async def open_at_an_older_one(link: ManagerLink, spec: cache_manager_pb2.SessionSpec) -> budget_pb2.Grant | None:
-        granted = await opened(link, spec)
+    async def open_at_an_older_one(*arguments: object) -> budget_pb2.Grant | None:
+        granted = await opened(*arguments)
         if granted is not None:
             granted.layer_slots[:] = [SLOTS] * 3
         return granted
