@@ -13,29 +13,40 @@ from scissorhands.slots import Slots
 _POSITION = np.dtype("<u4")
 
 
-def encode_segment(identity: SegmentIdentity, epoch: int, step: int, layers: Sequence[Slots], codec: Codec) -> bytes:
+def encode_segment(
+    identity: SegmentIdentity,
+    epoch: int,
+    step: int,
+    layers: Sequence[Slots],
+    codec: Codec,
+    kv_heads: int | None = None,
+) -> bytes:
     """Encode what one plan evicted.
 
     Args:
         identity: The segment's identity.
         epoch: Epoch that the eviction began.
         step: Tokens seen at the eviction.
-        layers: The evicted slots of each layer; of a sliding one none.
+        layers: The evicted slots of each layer of a row's pool; of a sliding one none.
         codec: The codec; its name and version must be the identity's.
+        kv_heads: KV heads of a layer of the model; default: those of a layer of the pool. The segment has the model's
+            layers and heads, also if a row's budgets are by head and its pool has a layer for each of them.
 
     Raises:
         InvalidRequestError: A key or value is not finite.
     """
-    kv_heads, _, head_dim = layers[0].keys.shape
     sections = []
     for slots in layers:
         positions = slots.positions.cpu().numpy().astype(_POSITION)
         keys = codec.encode(slots.keys).cpu().numpy()
         values = codec.encode(slots.values).cpu().numpy()
-        for head in range(kv_heads):
+        for head in range(len(positions)):
             data = positions[head].tobytes() + keys[head].tobytes() + values[head].tobytes()
             sections.append((positions.shape[1], data))
-    return build_segment(identity, epoch, step, (len(layers), kv_heads, head_dim), sections)
+    heads, _, head_dim = layers[0].keys.shape
+    heads = kv_heads or heads
+    shape = (len(sections) // heads, heads, head_dim)
+    return build_segment(identity, epoch, step, shape, sections)
 
 
 def decode_section(

@@ -122,7 +122,13 @@ def grant_text(granted: Grant) -> str:
     """Return a grant's policy and all its numbers as text, equal for equal grants."""
     numbers = " ".join(f"{name}={value}" for name, value in sorted(asdict(granted.parameters).items()))
     if granted.by_head:
-        # Hundreds of budgets would not fit where this text is kept.
-        budgets = hashlib.sha256(repr(granted.layer_slots).encode()).hexdigest()[:16]
-        numbers += f" budgets={budgets}"
+        numbers += f" budgets={slots_text(granted)}"
     return f"{granted.policy}:{granted.preset} {numbers}"
+
+
+def slots_text(granted: Grant) -> str:
+    """Return a grant's budgets as text, equal for equal ones: one a layer, or a digest of those of all KV heads."""
+    if not granted.by_head:
+        return ",".join(map(str, granted.layer_slots))
+    # Thousands of numbers would not fit where this text is kept.
+    return hashlib.sha256(repr(granted.layer_slots).encode()).hexdigest()[:16]

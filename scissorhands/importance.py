@@ -158,6 +158,11 @@ def persistence(before: Attention, after: Attention) -> tuple[float, ...]:
     return tuple(overlaps)
 
 
+def by_layer(overlaps: tuple[float, ...], heads: int) -> tuple[float, ...]:
+    """Return the means of every ``heads`` overlaps: of each layer, if they are of each KV head."""
+    return tuple(sum(overlaps[start : start + heads]) / heads for start in range(0, len(overlaps), heads))
+
+
 def _overlap(
     old_positions: npt.NDArray[np.generic],
     old_mass: npt.NDArray[np.float32],

@@ -29,6 +29,7 @@ class Pool:
         self.rows = 0
         self._parts = shape.kv_heads if grant.by_head else 1
         shape = grant.shape_of(shape)
+        self.kv_heads = shape.kv_heads
         self.global_layers = shape.global_layers
         self.layers = [
             SlidingLayer(0, shape.kv_heads, slots, shape.head_dim, shape.window(layer), dtype, device)

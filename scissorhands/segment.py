@@ -44,7 +44,7 @@ class SegmentIdentity:
         tokenizer: Hex digest of the tokenizer.
         dtype: Number type of the resident keys and values.
         policy: The policy with its preset and all its numbers.
-        layer_slots: The budget of every layer.
+        layer_slots: The budget of every layer, or a digest of those of all KV heads.
         codec: Name of the codec.
         codec_version: Version of the codec's format.
         tokens: Hex digest of all token ids up to the step.

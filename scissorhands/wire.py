@@ -164,7 +164,8 @@ def read_snapshot(
     Raises:
         InvalidRequestError: A part is missing, out of order or of the wrong size.
     """
-    kv_heads = header.session.model.kv_heads
+    session = header.session
+    kv_heads = read_grant(session.grant).shape_of(model_shape(session.model)).kv_heads
     lengths = header.layer_lengths
     evidence = []
     for index, layer in enumerate(layers):

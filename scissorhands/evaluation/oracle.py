@@ -74,8 +74,8 @@ class OraclePlanner:
 
     Args:
         steps: Tokens seen at each eviction.
-        future: Of each layer, ``[sequences, kv_heads, evictions, length]``: what each token receives from the first
-            query after the eviction on. The name of a row is the index of its sequence.
+        future: Of each layer of a row's pool, ``[sequences, kv_heads, evictions, length]``: what each token receives
+            from the first query after the eviction on. The name of a row is the index of its sequence.
     """
 
     def __init__(self, steps: list[int], future: list[Attention]) -> None:
@@ -127,7 +127,10 @@ def foresee(
         suffix_sums(layer)
         if by_values:
             layer.mul_(torch.stack([sequence[index] for sequence in norms]).unsqueeze(2))
-    return OraclePlanner(steps, [layer.cpu().numpy() for layer in sums])
+    future = [layer.cpu().numpy() for layer in sums]
+    if granted.by_head:
+        future = [layer[:, head : head + 1] for layer in future for head in range(layer.shape[1])]
+    return OraclePlanner(steps, future)
 
 
 def suffix_sums(sums: torch.Tensor) -> None:

@@ -41,7 +41,8 @@ class Sizes:
 
 def governed_slots(granted: Grant, shape: ModelShape) -> int:
     """Return B, the slots of each global layer; those of the windows if all layers slide."""
-    return max(granted.layer_slots[layer] for layer in shape.global_layers or range(shape.layers))
+    stored = granted.shape_of(shape)
+    return max(granted.layer_slots[layer] for layer in stored.global_layers or range(stored.layers))
 
 
 def sizes_of(cache: ResidentCache) -> Sizes:

@@ -99,7 +99,8 @@ def _figures(recording: Recording, budget: str) -> list[dict[str, str]]:
 
 
 def _slots(recording: Recording) -> str:
-    slots = sorted({recording.grant.layer_slots[layer] for layer in recording.shape.global_layers})
+    stored = recording.grant.shape_of(recording.shape)
+    slots = sorted({recording.grant.layer_slots[layer] for layer in stored.global_layers})
     return f"{slots[0]:,} slots" if len(slots) == 1 else f"{slots[0]:,} to {slots[-1]:,} slots"
 
 

@@ -42,7 +42,7 @@ def record(
     ids = list(prompt)
     # The last token is chosen, but never appended.
     row = cache.add_row(grant, limit=len(ids) + max_new_tokens - 1)
-    notes = _Notes(cache, len(ids) + max_new_tokens - 1)
+    notes = _Notes(cache, row, len(ids) + max_new_tokens - 1)
     while row.step < len(prompt):
         size = row.next_chunk(len(prompt) - row.step)
         notes.evicted(cache.prepare_prefill(row, size))
@@ -54,7 +54,7 @@ def record(
         logits = step([row], [ids[-1:]])
         progress(row)
         ids.append(_choose(logits))
-    notes.held(row)
+    notes.held()
     return Recording(
         ids=tuple(ids),
         prompt=len(prompt),
@@ -72,14 +72,18 @@ class _Notes:
 
     Args:
         cache: The row's cache.
+        row: The row.
         tokens: Most tokens that will be appended.
     """
 
-    def __init__(self, cache: ResidentCache, tokens: int) -> None:
+    def __init__(self, cache: ResidentCache, row: Row, tokens: int) -> None:
         self._cache = cache
-        self._layers = cache.shape.global_layers
-        shape = (len(self._layers), cache.shape.kv_heads, tokens)
-        self._heads = np.arange(cache.shape.kv_heads)[:, np.newaxis]
+        self._row = row
+        shape = (len(cache.shape.global_layers), cache.shape.kv_heads, tokens)
+        # The pool's layers that evict, and which global layer and heads of the model each of them is.
+        self._layers = row.pool.global_layers
+        lanes = np.indices(shape[:2]).reshape(2, len(self._layers), row.pool.kv_heads, 1)
+        self._lanes = list(zip(*lanes, strict=True))
         self.cuts: list[Cut] = []
         self.dropped_at = np.zeros(shape, np.int32)
         self.mass = np.zeros(shape, np.float32)
@@ -89,17 +93,17 @@ class _Notes:
         if eviction is None:
             return
         self.cuts.append(Cut(eviction.step, eviction.phase.value, eviction.slots, eviction.mass()))
-        for index, layer in enumerate(self._layers):
+        for lane, layer in zip(self._lanes, self._layers, strict=True):
             slots = eviction.layers[layer]
-            place = (index, self._heads, slots.positions.cpu().numpy())
+            place = (*lane, slots.positions.cpu().numpy())
             self.dropped_at[place] = len(self.cuts)
             self.mass[place] = slots.mass.cpu().numpy()
 
-    def held(self, row: Row) -> None:
+    def held(self) -> None:
         """Note what the slots that are still held have received."""
-        held = self._cache.snapshot(row, ahead=0, incoming=1, layers=self._layers)
-        for index, evidence in enumerate(held.layers):
-            self.mass[index, self._heads, evidence.positions] = evidence.signals["mass"]
+        held = self._cache.snapshot(self._row, ahead=0, incoming=1, layers=self._layers)
+        for lane, evidence in zip(self._lanes, held.layers, strict=True):
+            self.mass[(*lane, evidence.positions)] = evidence.signals["mass"]
 
 
 def _choose(logits: torch.Tensor) -> int:

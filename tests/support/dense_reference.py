@@ -29,7 +29,7 @@ class Rules:
     Args:
         policy: ``default`` (Scissorhands, consistent reading), ``paper``, ``h2o``, ``tova``, ``snapkv``, ``r-kv``,
             ``fastgen``, ``expected-attention`` or ``streaming``; ``protected:`` before one of them is told by ``t``.
-        B: Slots of each layer and KV head; a tuple gives each layer its own.
+        B: Slots of each layer and KV head; a tuple gives each layer its own, a tuple of tuples each of its KV heads.
         r: Newest slots that are exempt.
         s: First tokens that are exempt.
         m: Slots dropped at once.
@@ -40,7 +40,7 @@ class Rules:
     """
 
     policy: str
-    B: int | tuple[int, ...]
+    B: int | tuple[int, ...] | tuple[tuple[int, ...], ...]
     r: int
     s: int
     m: int
@@ -107,7 +107,8 @@ class DenseSequence:
             for window in windows or (0,) * model.config.num_hidden_layers
         ]
         self.ruled = [layer for layer in self.layers if not layer.window]
-        self.budgets = rules.B if isinstance(rules.B, tuple) else (rules.B,) * len(self.ruled)
+        budgets = rules.B if isinstance(rules.B, tuple) else (rules.B,) * len(self.ruled)
+        self.budgets = [each if isinstance(each, tuple) else (each,) * heads for each in budgets]
         self.step = 0
         self.prompt = 0
         self.tokens: list[int] = []
@@ -116,18 +117,20 @@ class DenseSequence:
         self._planned: list[Mask] | None = None
 
     @property
-    def used(self) -> list[int]:
-        """n, slots in use of each layer under the rules; every head of a layer keeps equally many."""
-        used = [layer.keep.sum(axis=1) for layer in self.ruled]
-        assert all(len(set(heads)) == 1 for heads in used)
-        return [int(heads[0]) for heads in used]
+    def used(self) -> list[list[int]]:
+        """n, slots in use of each layer under the rules and head."""
+        return [layer.keep.sum(axis=1).tolist() for layer in self.ruled]
 
     @property
     def room(self) -> int:
-        """Tokens that fit before a layer is full."""
+        """Tokens that fit before a head is full."""
         if not self.ruled:
             return 10**9
-        return min(budget - used for budget, used in zip(self.budgets, self.used, strict=True))
+        return min(
+            budget - used
+            for budgets, heads in zip(self.budgets, self.used, strict=True)
+            for budget, used in zip(budgets, heads, strict=True)
+        )
 
     def kept(self) -> list[list[list[int]]]:
         """Return the positions of the kept tokens of each layer under the rules, and head."""
@@ -251,16 +254,19 @@ class DenseSequence:
         """Return the tokens to drop of each layer and head, from what is known now."""
         rules = self.rules
         plans = []
-        for layer, used, budget in zip(self.ruled, self.used, self.budgets, strict=True):
-            overflow = used + ahead + incoming - budget
-            # A layer that is not full yet drops along if it would be before m more tokens.
-            spare = used + ahead - rules.s - rules.t - max(rules.r, rules.L)
-            count = max(overflow, min(rules.m, spare), 0) if overflow + rules.m - 1 > 0 else 0
+        for layer, budgets in zip(self.ruled, self.budgets, strict=True):
             scores = self._scores(layer)
             plan = np.zeros_like(layer.keep)
-            for head, keep in enumerate(layer.keep):
+            for head, (keep, budget) in enumerate(zip(layer.keep, budgets, strict=True)):
                 slots = np.flatnonzero(keep).tolist()
-                newest = max(0, rules.r - ahead)
+                used = len(slots)
+                overflow = used + ahead + incoming - budget
+                # Where the budget is too small for r recent slots, there are as many as it leaves room for.
+                recent = min(rules.r, max(0, budget - rules.s - rules.t - max(rules.m, rules.c)))
+                # A head that is not full yet drops along if it would be before m more tokens.
+                spare = used + ahead - rules.s - rules.t - max(recent, rules.L)
+                count = max(overflow, min(rules.m, spare), 0) if overflow + rules.m - 1 > 0 else 0
+                newest = max(0, recent - ahead)
                 exempt = {position for position in slots if position < rules.s} | set(slots[len(slots) - newest :])
                 exempt |= {position for position in slots if self.prompt - rules.t <= position < self.prompt}
                 # Lowest score first; of equal scores the older.

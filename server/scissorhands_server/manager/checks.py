@@ -73,10 +73,11 @@ def check_granted(spec: cache_manager_pb2.SessionSpec, limits: ManagerSettings) 
         raise InvalidRequestError("session.grant", "must be set: the grant that the session got when it was opened")
     grant = read_grant(spec.grant)
     policy = get_policy(grant.policy, grant.preset)
-    if len(grant.layer_slots) != spec.model.layers:
+    budgets = grant.shape_of(model_shape(spec.model)).layers
+    if len(grant.layer_slots) != budgets:
+        each = "KV head" if grant.by_head else "layer"
         raise InvalidRequestError(
-            "session.grant.layer_slots",
-            f"must be {spec.model.layers} numbers, one a layer; got {len(grant.layer_slots)}",
+            "session.grant.layer_slots", f"must be {budgets} numbers, one a {each}; got {len(grant.layer_slots)}"
         )
     for slots in (min(grant.layer_slots), max(grant.layer_slots)):
         _check_range("session.grant.layer_slots", slots, 1, limits.max_positions)

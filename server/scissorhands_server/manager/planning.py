@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from scissorhands.budget import Grant
 from scissorhands.errors import CapacityError, InvalidRequestError
-from scissorhands.importance import Tally, attention, persistence, tally
+from scissorhands.importance import Tally, attention, by_layer, persistence, tally
 from scissorhands.ledger import Ledger, SessionRecord, SessionState
 from scissorhands.plan import plan
 from scissorhands.snapshot import Snapshot
@@ -146,7 +146,9 @@ class Planning:
         after = await loop.run_in_executor(self._pool, attention, snapshot)
         before = self._ledger.remember(record, after)
         if before is not None:
-            self._ledger.persisted(record, await loop.run_in_executor(self._pool, persistence, before, after))
+            overlaps = await loop.run_in_executor(self._pool, persistence, before, after)
+            spec = record.spec
+            self._ledger.persisted(record, by_layer(overlaps, spec.model.kv_heads if spec.grant.by_head else 1))
 
 
 def _compute(received: ReceivedSnapshot, grant: Grant, before: Tally | None) -> Computed:

@@ -10,7 +10,7 @@ from scissorhands.errors import InvalidRequestError
 from scissorhands.policies import get_policy
 from scissorhands.snapshot import LayerEvidence, Snapshot
 from scissorhands.v1 import cache_manager_pb2
-from scissorhands.wire import read_snapshot
+from scissorhands.wire import model_shape, read_snapshot
 from scissorhands_server.manager.settings import ManagerSettings
 from scissorhands_server.manager.stream import MessageStream
 
@@ -52,10 +52,10 @@ def check_header(header: cache_manager_pb2.SnapshotHeader, grant: Grant, limits:
     Raises:
         InvalidRequestError: A number is out of range.
     """
-    layers, kv_heads = header.session.model.layers, header.session.model.kv_heads
-    if len(header.layer_lengths) != layers:
-        raise InvalidRequestError("layer_lengths", f"must be {layers} numbers, got {len(header.layer_lengths)}")
-    for length, window in zip_longest(header.layer_lengths, header.session.model.layer_windows, fillvalue=0):
+    shape = grant.shape_of(model_shape(header.session.model))
+    if len(header.layer_lengths) != shape.layers:
+        raise InvalidRequestError("layer_lengths", f"must be {shape.layers} numbers, got {len(header.layer_lengths)}")
+    for length, window in zip_longest(header.layer_lengths, shape.layer_windows, fillvalue=0):
         if window and length:
             raise InvalidRequestError("layer_lengths", f"must be 0 for a layer with a window, got {length}")
         if not window and not 1 <= length <= header.step:
@@ -63,7 +63,7 @@ def check_header(header: cache_manager_pb2.SnapshotHeader, grant: Grant, limits:
     for name in ("step", "epoch", "ahead", "incoming", "prompt"):
         if getattr(header, name) > limits.max_positions:
             raise InvalidRequestError(name, f"must be at most {limits.max_positions}, got {getattr(header, name)}")
-    slots = kv_heads * sum(header.layer_lengths)
+    slots = shape.kv_heads * sum(header.layer_lengths)
     if slots > limits.max_snapshot_slots:
         raise InvalidRequestError("layer_lengths", f"announce {slots} slots, above the {limits.max_snapshot_slots}")
     return slots * (WORKING_BYTES + _LARGEST_NUMBER_BYTES * (1 + len(needed_signals(grant))))
@@ -78,6 +78,7 @@ async def receive_layers(
         InvalidRequestError: A part is not what the header announced.
     """
     wanted = needed_signals(grant)
+    kv_heads = grant.shape_of(model_shape(header.session.model)).kv_heads
     layers: list[cache_manager_pb2.LayerEvidence] = []
     while (message := await requests.next()) is not None:
         if message.WhichOneof("part") != "layer":
@@ -91,7 +92,7 @@ async def receive_layers(
                 f"policy {grant.policy} takes {sorted(wanted) if length else 'none of a layer with a window'}, "
                 f"got {sorted(message.layer.signals)}",
             )
-        largest = header.session.model.kv_heads * length * _LARGEST_NUMBER_BYTES
+        largest = kv_heads * length * _LARGEST_NUMBER_BYTES
         if any(len(array.data) > largest for array in (message.layer.positions, *message.layer.signals.values())):
             raise InvalidRequestError("layer", f"an array is above the {largest} bytes that were announced")
         layers.append(message.layer)

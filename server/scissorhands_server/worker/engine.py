@@ -387,8 +387,8 @@ class Engine:
         rows = self._cache.rows
         metrics.queued.set(len(self._waiting))
         metrics.rows.set(len(self._running))
-        metrics.cache_slots.set(sum(sum(row.lengths) for row in rows) * shape.kv_heads)
-        metrics.budget_slots.set(sum(sum(row.grant.layer_slots) for row in rows) * shape.kv_heads)
+        metrics.cache_slots.set(sum(sum(row.lengths) * row.pool.kv_heads for row in rows))
+        metrics.budget_slots.set(sum(sum(row.grant.layer_slots) * row.pool.kv_heads for row in rows))
         metrics.allocated.set(self._cache.allocated_bytes())
         metrics.full.set(sum(shape.full_bytes(row.step) for row in rows))
 

@@ -6,7 +6,7 @@ from typing import Protocol
 from scissorhands.archive import encode_segment
 from scissorhands.codec import get_codec
 from scissorhands.errors import InvalidRequestError
-from scissorhands.grant import grant_text
+from scissorhands.grant import grant_text, slots_text
 from scissorhands.row import Eviction
 from scissorhands.segment import SegmentIdentity
 from scissorhands.v1 import model_pb2
@@ -65,14 +65,15 @@ class Offloader:
                 tokenizer=self._info.tokenizer_fingerprint,
                 dtype=self._info.dtype,
                 policy=grant_text(task.grant),
-                layer_slots=",".join(map(str, task.grant.layer_slots)),
+                layer_slots=slots_text(task.grant),
                 codec=codec.name,
                 codec_version=str(codec.version),
                 tokens=task.token_digest(eviction.step),
                 tenant=DEFAULT_TENANT,
                 session_id=task.session_id,
             )
-            return encode_segment(identity, eviction.epoch, eviction.step, eviction.layers, codec)
+            kv_heads = self._info.kv_heads
+            return encode_segment(identity, eviction.epoch, eviction.step, eviction.layers, codec, kv_heads)
         except InvalidRequestError as error:
             # The manager may grant a codec that this worker lacks, and numbers that are not finite cannot be stored;
             # the answer goes on without its archive.

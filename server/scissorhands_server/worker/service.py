@@ -6,7 +6,6 @@ import time
 from collections.abc import AsyncGenerator
 from concurrent.futures import ThreadPoolExecutor
 
-from scissorhands.budget import Grant
 from scissorhands.errors import CapacityError, EngineError, InvalidRequestError, NotFoundError, UnavailableError
 from scissorhands.grant import PolicyRequest, default_budget, grant
 from scissorhands.policies import get_policy
@@ -137,7 +136,7 @@ class GenerationHost:
         )
         profile = profile_message(self.loaded.profile) if self.loaded.profile else None
         granted = await self.link.open(spec, profile) if self.link else None
-        if granted is None or not self._holds_windows(granted, local):
+        if granted is None or not self._holds_windows(granted, total):
             codec = self.settings.codec if self.link else ""
             granted = grant_message(local, budget_pb2.GRANT_SOURCE_LOCAL, codec)
         if self.link:
@@ -156,13 +155,12 @@ class GenerationHost:
         )
         return task, granted
 
-    def _holds_windows(self, granted: budget_pb2.Grant, local: Grant) -> bool:
+    def _holds_windows(self, granted: budget_pb2.Grant, total: int) -> bool:
         """Whether a grant is of this model's layers, and each sliding one has its window: another manager may err."""
-        slides = [bool(self._shape.window(layer)) for layer in range(self._shape.layers)]
-        return len(granted.layer_slots) == len(slides) and all(
-            slots == own
-            for slots, own, window in zip(granted.layer_slots, local.layer_slots, slides, strict=True)
-            if window
+        shape = read_grant(granted).shape_of(self._shape)
+        windows = [shape.window(layer) for layer in range(shape.layers)]
+        return len(granted.layer_slots) == len(windows) and all(
+            slots == min(window, total) for slots, window in zip(granted.layer_slots, windows, strict=True) if window
         )
 
     async def _next(self, task: Task) -> Event:
