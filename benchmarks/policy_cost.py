@@ -2,8 +2,8 @@
 
     python benchmarks/policy_cost.py --model .models/smollm2-135m-instruct --json benchmarks/results/policy_cost.json
 
-A row is filled with random tokens until it evicts. Then each decode step is timed with and without its signals observed
-(a pass that is repeated does not observe), and evictions are timed apart, spread over the steps that they serve. Medians
+A row is filled with random tokens until it evicts. Each decode step is then timed with and without its signals
+(repeating a pass does not observe), and evictions are timed apart, spread over the steps that they serve. Medians
 over the steps; one row, since signals and plans grow with rows as attention does.
 """
 
