@@ -214,6 +214,7 @@ def _read_grant(message: budget_pb2.Grant) -> Grant:
         codec=message.codec,
         lease_seconds=_seconds(message.lease),
         tail=message.tail,
+        by_head=message.by_head,
     )
 
 

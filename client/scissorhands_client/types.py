@@ -190,7 +190,7 @@ class Grant:
     Args:
         policy: Name of the policy.
         preset: Preset of the policy.
-        layer_slots: B of each layer.
+        layer_slots: B of each layer; with ``by_head`` of each KV head, layer by layer.
         drop: m, slots dropped at once.
         lookahead: L, slots between a snapshot and the eviction that it decides.
         chunk: c, tokens of one prefill chunk.
@@ -203,6 +203,7 @@ class Grant:
         codec: Codec in which evicted slots are stored; empty means that they are not.
         lease_seconds: How long the session lives without being renewed.
         tail: t, last tokens of the prompt that are exempt.
+        by_head: Whether the KV heads of a layer have budgets of their own.
     """
 
     policy: str
@@ -220,6 +221,7 @@ class Grant:
     codec: str
     lease_seconds: float
     tail: int = 0
+    by_head: bool = False
 
 
 @dataclass(frozen=True)
