@@ -37,14 +37,15 @@ class Redundancy(Signal):
         del state
         keys = torch.nn.functional.normalize(resident.keys.float(), dim=-1, eps=1e-8)
         slots = keys.shape[1]
-        order = torch.arange(1, slots + 1, device=keys.device)
+        # Slots count from 1 here, so that 0 stands for no similar slot.
+        order = torch.arange(1, slots + 1, dtype=torch.float32, device=keys.device)
         total = keys.new_zeros(keys.shape[:2])
         for start in range(0, slots, _BLOCK):
             block = slice(start, min(start + _BLOCK, slots))
             similarity = keys[:, block] @ keys.transpose(1, 2)
             similarity.diagonal(offset=start, dim1=1, dim2=2).zero_()
-            # Slots count from 1 here, so that 0 stands for no similar slot.
-            latest = ((similarity > SIMILAR) * order).amax(dim=2, keepdim=True)
-            similarity.masked_fill_(latest == order, 0)
+            latest = ((similarity > SIMILAR) * order).amax(dim=2).long()
+            spared = similarity.gather(2, (latest - 1).clamp_min(0).unsqueeze(2)).squeeze(2)
             total += similarity.sum(dim=1)
+            total.scatter_add_(1, (latest - 1).clamp_min(0), -spared * (latest > 0))
         return total / slots
