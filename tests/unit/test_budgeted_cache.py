@@ -132,7 +132,7 @@ class TestSmallBudget:
         cache = BudgetedCache(model, BudgetRequest.tokens(40))
         logits = forward(model, cache, random_tokens(90, seed=1))
         assert bool(torch.isfinite(logits).all())
-        assert cache.allocated_bytes() == cache.grant.bytes == 2 * 2 * 40 * (2 * 8 * 2 + 10)
+        assert cache.allocated_bytes() == cache.grant.bytes == 2 * 2 * 40 * (2 * 8 * 2 + 8)
 
     def test_sampling_several_answers_makes_rows_of_them(self):
         model = tiny_model("llama_grouped")

@@ -43,14 +43,14 @@ def test_heads_that_lose_more_get_more():
     none, first, second, most = share_out(PROFILE, HEADS, 200, 20, 1000)
     assert none == 100  # Half of an equal share, and no less.
     assert most > first > none
-    assert abs(first - second) <= 1000 / 64
+    assert abs(first - second) <= 2 * 1000 / 64
     assert 800 - 4 < none + first + second + most <= 800
 
 
 def test_no_other_division_loses_less():
     chosen = share_out(PROFILE, HEADS, 200, 20, 1000)
     best = losses_of(chosen, 1000)
-    assert best < 0.5 * losses_of([200] * 4, 1000)
+    assert best < 0.7 * losses_of([200] * 4, 1000)
     for giver, taker in itertools.permutations(HEADS, 2):
         moved = list(chosen)
         moved[giver] -= 30

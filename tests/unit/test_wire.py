@@ -27,7 +27,8 @@ from scissorhands.wire import (
     snapshot_messages,
 )
 
-SPEC = cache_manager_pb2.SessionSpec(session_id="s", model=model_pb2.ModelInfo(layers=2, kv_heads=3))
+SIZES = {"layers": 2, "kv_heads": 3, "head_dim": 8, "element_bytes": 4}
+SPEC = cache_manager_pb2.SessionSpec(session_id="s", model=model_pb2.ModelInfo(**SIZES))
 
 
 def make_snapshot(lengths=(5, 9), kv_heads=3, largest=70_000, seed=0):
