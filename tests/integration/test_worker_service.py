@@ -94,7 +94,7 @@ async def test_final_message_counts_what_happened():
     assert list(accepted.grant.layer_slots) == [32, 32]
     assert accepted.grant.source == budget_pb2.GRANT_SOURCE_LOCAL
     # 2 layers, 2 KV heads, head_dim 8, float32: 64 bytes for key and value, 10 for evidence.
-    assert finish.cache.allocated_bytes == accepted.grant.bytes == 32 * 2 * 2 * (64 + 10)
+    assert finish.cache.allocated_bytes == accepted.grant.bytes == 32 * 2 * 2 * (64 + 8)
     assert finish.cache.full_bytes == 130 * 2 * 2 * 64
     assert finish.cache.full_16bit_bytes == 130 * 2 * 2 * 32
     assert finish.cache.plans_local == finish.cache.evictions > 0
@@ -122,7 +122,7 @@ async def test_allocated_bytes_are_the_budget_at_every_step():
             await asyncio.sleep(0.001)
         await asyncio.gather(*calls)
         assert worker.cache.allocated_bytes() == 0
-    largest = sum((24 + s) * 2 * 2 * (64 + 10) for s in range(3))
+    largest = sum((24 + s) * 2 * 2 * (64 + 8) for s in range(3))
     assert max(allocated for allocated, _ in seen) == largest
 
 
