@@ -95,8 +95,12 @@ class Supervisor:
             async with asyncio.TaskGroup() as tasks:
                 for child, probe in self._children:
                     tasks.create_task(self._keep(child, probe))
-        except* SupervisorError as group:
-            raise group.exceptions[0] from None
+        except ExceptionGroup as group:
+            # Not `except*`: before Python 3.11.4 it wraps what is raised in it into another group.
+            failed, others = group.split(SupervisorError)
+            if failed is None or others is not None:
+                raise
+            raise failed.exceptions[0] from None
 
     async def stop(self, grace: float | None = None) -> None:
         """Stop the children, the last one started first.
