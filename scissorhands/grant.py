@@ -85,9 +85,7 @@ def grant(
     )
     if profile is None or not chosen.shares_by_loss:
         return even
-    return _by_loss(
-        even, shape, profile, slots, per_token // max(1, len(shape.global_layers) * shape.kv_heads), total_tokens
-    )
+    return _by_loss(even, shape, profile, slots, slot_bytes, total_tokens)
 
 
 def _by_loss(
@@ -98,12 +96,7 @@ def _by_loss(
     Raises:
         InvalidRequestError: The profile is of a model of another shape.
     """
-    if (profile.layers, profile.kv_heads) != (shape.layers, shape.kv_heads):
-        raise InvalidRequestError(
-            "profile",
-            f"must be of {shape.layers} layers of {shape.kv_heads} KV heads; "
-            f"this one is of {profile.layers} of {profile.kv_heads}: calibrate this model",
-        )
+    profile.check_size(shape.layers, shape.kv_heads)
     heads = shape.split()
     shared = heads.global_layers
     found = dict(

@@ -72,6 +72,19 @@ class Profile:
         """KV heads of each layer."""
         return len(self.losses[0])
 
+    def check_size(self, layers: int, kv_heads: int) -> None:
+        """Refuse to be used for a model of another size.
+
+        Raises:
+            InvalidRequestError: The model has other layers or KV heads.
+        """
+        if (self.layers, self.kv_heads) != (layers, kv_heads):
+            raise InvalidRequestError(
+                "profile",
+                f"must be of {layers} layers of {kv_heads} KV heads; "
+                f"this one is of {self.layers} of {self.kv_heads}: calibrate this model",
+            )
+
     @classmethod
     def of(cls, model: str, shares: list[float], losses: list[float], layers: int, kv_heads: int) -> "Profile":
         """Return a profile from its losses in one row, layer by layer and head by head.

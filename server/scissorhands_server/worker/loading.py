@@ -109,13 +109,10 @@ def load(
 def _profile(folder: str, path: Path | None, sizes: ModelSizes) -> Profile | None:
     try:
         profile = Profile.find(folder, path)
+        if profile:
+            profile.check_size(sizes.layers, sizes.kv_heads)
     except InvalidRequestError as error:
         raise ConfigurationError(str(error)) from error
-    if profile and (profile.layers, profile.kv_heads) != (sizes.layers, sizes.kv_heads):
-        raise ConfigurationError(
-            f"profile: is of {profile.layers} layers of {profile.kv_heads} KV heads, the model has {sizes.layers} of "
-            f"{sizes.kv_heads}; run scissorhands calibrate on this model"
-        )
     return profile
 
 
