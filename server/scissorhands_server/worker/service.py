@@ -57,6 +57,7 @@ class GenerationHost:
         # Tokenizing a long prompt takes a while, and a tokenizer may not be used by two threads at once.
         self._tokenizing = ThreadPoolExecutor(max_workers=1, thread_name_prefix="tokenizer")
         self._shape = model_shape(loaded.info)
+        self._profile = profile_message(loaded.profile) if loaded.profile else None
         name, _, preset = settings.default_policy.partition(":")
         get_policy(name, preset)
         self._default_policy = PolicyRequest(name, preset)
@@ -134,8 +135,7 @@ class GenerationHost:
             budget=request.budget if asked else None,
             policy=policy_message(policy),
         )
-        profile = profile_message(self.loaded.profile) if self.loaded.profile else None
-        granted = await self.link.open(spec, profile) if self.link else None
+        granted = await self.link.open(spec, self._profile) if self.link else None
         if granted is None or not self._holds_windows(granted, total):
             codec = self.settings.codec if self.link else ""
             granted = grant_message(local, budget_pb2.GRANT_SOURCE_LOCAL, codec)
