@@ -8,7 +8,16 @@ import click
 from rich.console import Console
 
 from scissorhands.errors import InvalidRequestError
-from scissorhands.evaluation.commands.options import Sizes, click_errors, show, writable
+from scissorhands.evaluation.commands.options import (
+    Sizes,
+    click_errors,
+    device_option,
+    dtype_option,
+    model_option,
+    show,
+    texts_option,
+    writable,
+)
 from scissorhands.evaluation.request import Request, choices
 from scissorhands.evaluation.texts import read_text
 from scissorhands.profile import FILE_NAME
@@ -20,15 +29,8 @@ _QUICK = Sizes(2, 512)
 
 
 @click.command()
-@click.option("--model", required=True, help="A folder or a hub id.")
-@click.option(
-    "--text",
-    "texts",
-    required=True,
-    multiple=True,
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="UTF-8 text that the sequences are cut from; repeatable, then they share the sequences.",
-)
+@model_option
+@texts_option
 @click.option(
     "--sequences",
     type=click.IntRange(min=1),
@@ -56,14 +58,8 @@ _QUICK = Sizes(2, 512)
     type=click.Path(dir_okay=False, path_type=Path),
     help=f"The profile to write.  [default: {FILE_NAME} in the model's folder]",
 )
-@click.option(
-    "--dtype",
-    type=click.Choice(["auto", "float32", "bfloat16", "float16"]),
-    default="auto",
-    show_default=True,
-    help="auto: float32 on the CPU, else the model's own.",
-)
-@click.option("--device", default="auto", show_default=True, help="A torch device.")
+@dtype_option
+@device_option
 def calibrate(
     *,
     model: str,

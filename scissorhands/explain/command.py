@@ -9,13 +9,14 @@ from rich.console import Console
 
 from scissorhands.budget import BudgetRequest
 from scissorhands.errors import InvalidRequestError, ScissorhandsError
+from scissorhands.evaluation.commands.options import device_option, dtype_option, model_option
 from scissorhands.policies import get_policy, policy_names
 
 _NEW_TOKENS = 64
 
 
 @click.command()
-@click.option("--model", required=True, help="A folder or a hub id.")
+@model_option
 @click.option("--prompt", help="The prompt. Give this or --prompt-file.")
 @click.option(
     "--prompt-file",
@@ -34,14 +35,8 @@ _NEW_TOKENS = 64
     help="Share of prompt and new tokens that the cache may hold, above 0 and at most 1.",
 )
 @click.option("--out", required=True, type=click.Path(dir_okay=False, path_type=Path), help="The page to write.")
-@click.option(
-    "--dtype",
-    type=click.Choice(["auto", "float32", "bfloat16", "float16"]),
-    default="auto",
-    show_default=True,
-    help="auto: float32 on the CPU, else the model's own.",
-)
-@click.option("--device", default="auto", show_default=True, help="A torch device.")
+@dtype_option
+@device_option
 def explain(
     *,
     model: str,

@@ -20,6 +20,25 @@ _PIPED_WIDTH = 160
 
 Command = Callable[..., None]
 
+# Options of every command that loads a model, or cuts texts for it.
+model_option = click.option("--model", required=True, help="A folder or a hub id.")
+texts_option = click.option(
+    "--text",
+    "texts",
+    required=True,
+    multiple=True,
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="UTF-8 text that the sequences are cut from; repeatable, then they share the sequences.",
+)
+dtype_option = click.option(
+    "--dtype",
+    type=click.Choice(["auto", "float32", "bfloat16", "float16"]),
+    default="auto",
+    show_default=True,
+    help="auto: float32 on the CPU, else the model's own.",
+)
+device_option = click.option("--device", default="auto", show_default=True, help="A torch device.")
+
 
 class Sizes(NamedTuple):
     """How much is measured: sequences, tokens of each, and shorter lengths where a command takes several."""
@@ -55,15 +74,8 @@ def evaluation_options(
             called with ``lengths``.
     """
     options = [
-        click.option("--model", required=True, help="A folder or a hub id."),
-        click.option(
-            "--text",
-            "texts",
-            required=True,
-            multiple=True,
-            type=click.Path(exists=True, dir_okay=False, path_type=Path),
-            help="UTF-8 text that the sequences are cut from; repeatable, then they share the sequences.",
-        ),
+        model_option,
+        texts_option,
         click.option(
             "--policy", "policies", multiple=True, default=["scissorhands"], show_default=True, help="Repeatable."
         ),
@@ -102,14 +114,8 @@ def evaluation_options(
         click.option(
             "--json", "out", type=click.Path(dir_okay=False, path_type=Path), help="Write here, and resume from it."
         ),
-        click.option(
-            "--dtype",
-            type=click.Choice(["auto", "float32", "bfloat16", "float16"]),
-            default="auto",
-            show_default=True,
-            help="auto: float32 on the CPU, else the model's own.",
-        ),
-        click.option("--device", default="auto", show_default=True, help="A torch device."),
+        dtype_option,
+        device_option,
         click.option(
             "--profile",
             type=click.Path(exists=True, dir_okay=False, path_type=Path),
