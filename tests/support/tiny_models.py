@@ -88,3 +88,15 @@ def random_tokens(count: int, seed: int) -> torch.Tensor:
     """Return ``[count]`` token ids, none of them special."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(3, VOCABULARY, (count,), generator=generator)
+
+
+def eager_attention(tokens: torch.Tensor) -> list[torch.Tensor]:
+    """Return what each query gives each token, by transformers: of each layer ``[sequences, kv_heads, query, token]``.
+
+    The model is ``llama_grouped``, its two query heads of a group averaged.
+    """
+    model = tiny_model("llama_grouped")
+    model.set_attn_implementation("eager")
+    with torch.inference_mode():
+        found = model(input_ids=tokens, output_attentions=True, use_cache=False).attentions
+    return [layer.unflatten(1, (2, 2)).mean(dim=2) for layer in found]

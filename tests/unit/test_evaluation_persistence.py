@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 from support.engine_path import EnginePath, kept_positions
-from support.tiny_models import random_tokens, tiny_model
+from support.tiny_models import eager_attention, random_tokens, tiny_model
 
 from scissorhands.budget import BudgetRequest
 from scissorhands.cache import ResidentCache
@@ -32,12 +32,7 @@ def tokens():
 
 @pytest.fixture(scope="module")
 def attention(tokens):
-    """What each query gives each token, by transformers: of each layer [sequences, kv_heads, query, token]."""
-    model = tiny_model("llama_grouped")
-    model.set_attn_implementation("eager")
-    with torch.inference_mode():
-        found = model(input_ids=tokens, output_attentions=True, use_cache=False).attentions
-    return [layer.unflatten(1, (2, 2)).mean(dim=2) for layer in found]
+    return eager_attention(tokens)
 
 
 def test_a_ratio_by_hand():
