@@ -132,12 +132,12 @@ class ResidentCache:
         """
         heads, decided = keep.shape
         length = row.lengths[layer]
-        newer = np.tile(np.arange(decided, length), (heads, 1))
-        kept = np.concatenate([np.nonzero(keep)[1].reshape(heads, -1), newer], axis=1)
-        dropped = np.nonzero(~keep)[1].reshape(heads, -1)
+        kept, dropped = (np.nonzero(chosen)[1].reshape(heads, -1) for chosen in (keep, ~keep))
         pool = row.pool.layers[layer]
         taken = pool.take(row.index, torch.from_numpy(dropped).to(self.device))
         if dropped.size:
+            newer = np.broadcast_to(np.arange(decided, length), (heads, length - decided))
+            kept = np.concatenate([kept, newer], axis=1)
             pool.compact(row.index, torch.from_numpy(kept).to(self.device))
             row.lengths[layer] = kept.shape[1]
         return taken

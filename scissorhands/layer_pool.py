@@ -72,20 +72,22 @@ class LayerPool:
             span: The rows and where their new tokens go.
             keys: The keys.
             values: The values.
-            fresh: Whether the tokens' evidence starts at zero; not when a pass is repeated that already counted.
+            fresh: False when a pass is repeated.
 
         Returns:
             What the new tokens' queries attend to.
         """
+        del fresh  # Free slots have no evidence, and what a repeated pass counted already stays.
         if span.even:
             place = (span.rows, slice(None), slice(span.lengths[0], span.extent))
             self.keys[place] = keys
             self.values[place] = values
             self.positions[place] = span.positions.unsqueeze(1)
-            for state in self.states if fresh else ():
-                state[place] = 0
         else:
-            self._scatter(span, keys, values, fresh=fresh)
+            at = (span.row_index, slice(None), span.slot_index)
+            self.keys[at] = keys.transpose(1, 2)
+            self.values[at] = values.transpose(1, 2)
+            self.positions[at] = span.positions.unsqueeze(-1)
         used = (span.rows, slice(None), slice(span.extent))
         return Attended(self.keys[used], self.values[used], span.visible)
 
@@ -94,7 +96,7 @@ class LayerPool:
     ) -> None:
         """Add what the new queries saw to the evidence; see :class:`~scissorhands.signals.base.Observation`."""
         lengths = tuple(length + 1 for length in span.lengths)
-        positions = self.positions[span.rows, :, : span.extent]
+        positions = self.positions[span.rows]
         seen = Observation(probabilities, span.visible, lengths, span.steps, scores, positions, kinds)
         for signal, state in zip(self.signals, self.states, strict=True):
             signal.observe(state[span.rows], seen)
@@ -113,20 +115,19 @@ class LayerPool:
 
     def take(self, row: int, slots: torch.Tensor) -> Slots:
         """Copy the given slots ``[H, d]`` of a row."""
-        heads = torch.arange(slots.shape[0], device=slots.device).unsqueeze(1)
-        return Slots(
-            keys=self.keys[row][heads, slots],
-            values=self.values[row][heads, slots],
-            positions=self.positions[row][heads, slots],
-            mass=self.states[0][row][heads, slots],
+        flat = self._flat(slots)
+        keys, values, positions, mass = (
+            _gather(tensor[row], flat) for tensor in (self.keys, self.values, self.positions, self.states[0])
         )
+        return Slots(keys, values, positions, mass)
 
     def compact(self, row: int, slots: torch.Tensor) -> None:
         """Move the given slots ``[H, k]``, ascending, to the front of a row; the rest of the row is free."""
-        heads = torch.arange(slots.shape[0], device=slots.device).unsqueeze(1)
-        kept = slots.shape[1]
+        flat, kept = self._flat(slots), slots.shape[1]
         for tensor in self.tensors():
-            tensor[row, :, :kept] = tensor[row][heads, slots]
+            tensor[row, :, :kept] = _gather(tensor[row], flat)
+        for state in self.states:
+            state[row, :, kept:] = 0
 
     @torch.inference_mode(False)  # Tensors made in inference mode could not be changed outside of it.
     def add_row(self) -> None:
@@ -150,10 +151,14 @@ class LayerPool:
         """Give the memory of hidden rows back: what is allocated is exactly the rows."""
         self.keys, self.values, self.positions, *self.states = [tensor.clone() for tensor in self.tensors()]
 
-    def _scatter(self, span: Span, keys: torch.Tensor, values: torch.Tensor, *, fresh: bool) -> None:
-        at = (span.row_index, slice(None), span.slot_index)
-        self.keys[at] = keys.transpose(1, 2)
-        self.values[at] = values.transpose(1, 2)
-        self.positions[at] = span.positions.unsqueeze(-1)
-        for state in self.states if fresh else ():
-            state[at] = 0
+    def _flat(self, slots: torch.Tensor) -> torch.Tensor:
+        """Return the same slots ``[H, d]`` counted through all heads."""
+        heads, capacity = self.positions.shape[1:]
+        return slots + capacity * torch.arange(heads, device=slots.device).unsqueeze(1)
+
+
+def _gather(tensor: torch.Tensor, flat: torch.Tensor) -> torch.Tensor:
+    """Copy slots ``[H, d]``, counted through all heads, of a row's tensor ``[H, B, ...]``."""
+    # Selecting along one dimension copies whole slots, where an index for each of two copies them number by number.
+    chosen = tensor.flatten(0, 1).index_select(0, flat.flatten())
+    return chosen.view(*flat.shape, *tensor.shape[2:])

@@ -84,21 +84,37 @@ class Policy(ABC):
             parameters: The layer's numbers.
             snapshot: When the evidence was taken; its layers do not matter.
         """
-        keep = np.ones(evidence.positions.shape, dtype=np.bool_)
         if drop == 0:
-            return keep
-        scores = self.score(evidence, snapshot.step, parameters).astype(np.float64)
-        scores[evidence.positions < parameters.sinks] = np.inf
-        tail = snapshot.prompt - parameters.tail
-        scores[(evidence.positions >= tail) & (evidence.positions < snapshot.prompt)] = np.inf
+            return np.ones(evidence.positions.shape, dtype=np.bool_)
+        scores = self.score(evidence, snapshot.step, parameters)
+        # A model that computes nonsense still keeps to its budget.
+        scores = np.where(np.isnan(scores), np.inf, scores)
+        # Positions ascend, so the sinks come first.
+        first = slice(parameters.sinks)
+        scores[:, first][evidence.positions[:, first] < parameters.sinks] = np.inf
+        if parameters.tail:
+            tail = snapshot.prompt - parameters.tail
+            scores[(evidence.positions >= tail) & (evidence.positions < snapshot.prompt)] = np.inf
         # The newest slots at the time of the eviction are exempt; `ahead` of them are not in the snapshot yet.
         exempt = max(0, parameters.recent - snapshot.ahead)
         if exempt:
             scores[:, -exempt:] = np.inf
-        # A stable sort keeps slots of equal score in the order of their positions: ties drop the older token.
-        order = np.argsort(scores, axis=1, kind="stable")
-        np.put_along_axis(keep, order[:, :drop], values=False, axis=1)
-        return keep
+        return ~lowest(scores, drop)
+
+
+def lowest(scores: Scores, count: int) -> npt.NDArray[np.bool_]:
+    """Return ``[kv_heads, n]``, which are the ``count`` lowest ``scores`` of each head: of equal ones the older.
+
+    Args:
+        scores: ``[kv_heads, n]``, slots in the order of their positions; no NaN.
+        count: At least 1, at most n.
+    """
+    # Selecting takes a fraction of the time of a stable sort, and finds the same slots.
+    threshold = np.partition(scores, count - 1, axis=1)[:, count - 1 : count]
+    below, level = scores < threshold, scores == threshold
+    needed = count - below.sum(axis=1, keepdims=True)
+    chosen: npt.NDArray[np.bool_] = below | (level & (np.cumsum(level, axis=1) <= needed))
+    return chosen
 
 
 def common_parameters(slots: int, *, recent: int, window: int = 0) -> EvictionParameters:

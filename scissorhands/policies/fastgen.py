@@ -4,7 +4,7 @@ import numpy as np
 import numpy.typing as npt
 
 from scissorhands.budget import EvictionParameters
-from scissorhands.policies.base import Policy, Scores, common_parameters
+from scissorhands.policies.base import Policy, Scores, common_parameters, lowest
 from scissorhands.snapshot import LayerEvidence, TokenKind
 
 # T, the share of a head's attention that its profile must recover; the paper measures 0.91 to 0.98.
@@ -62,10 +62,8 @@ def profiles(mass: Scores, kinds: npt.NDArray[np.generic]) -> list[Profile]:
     slots = mass.shape[1]
     special: Profile = kinds == TokenKind.SPECIAL
     punctuation = special | (kinds == TokenKind.PUNCTUATION)
-    frequent = punctuation.copy()
     # Of equal mass the newer token counts as the more frequent.
-    order = np.argsort(mass, axis=1, kind="stable")
-    np.put_along_axis(frequent, order[:, slots - int(FREQUENT * slots) :], values=True, axis=1)
+    frequent = punctuation | ~lowest(mass, slots - int(FREQUENT * slots))
     local = frequent.copy()
     local[:, slots - int(LOCAL * slots) :] = True
     return [special, punctuation, frequent, local, np.ones_like(special)]

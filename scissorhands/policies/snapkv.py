@@ -1,5 +1,7 @@
 """SnapKV (Li et al., NeurIPS 2024, arXiv 2404.14469), adapted to decoding."""
 
+from functools import reduce
+
 import numpy as np
 
 from scissorhands.budget import EvictionParameters
@@ -68,5 +70,5 @@ def pooled(mass: Scores) -> Scores:
     reach = KERNEL // 2
     # No mass is negative, so slots of zero beyond both ends change nothing.
     padded = np.pad(mass, ((0, 0), (reach, reach)))
-    largest: Scores = np.lib.stride_tricks.sliding_window_view(padded, KERNEL, axis=1).max(axis=-1)
-    return largest
+    slots = mass.shape[1]
+    return reduce(np.maximum, (padded[:, first : first + slots] for first in range(KERNEL)))

@@ -2,15 +2,15 @@
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar, Self
+from functools import lru_cache
+from typing import ClassVar, NamedTuple, Self
 
 import torch
 
 from scissorhands.budget import EvictionParameters
 
 
-@dataclass(frozen=True)
-class Observation:
+class Observation(NamedTuple):
     """What ``a`` new queries of ``R`` rows saw in one layer.
 
     Args:
@@ -21,7 +21,8 @@ class Observation:
         steps: Of each row, position of its first new query.
         scores: ``[R, kv_heads, group, a, n]`` float32, scaled products of queries and keys, of every query head; -inf
             where a query does not see a slot.
-        positions: ``[R, kv_heads, n]`` int32, of the token in each slot; beyond a row's slots in use they mean nothing.
+        positions: ``[R, kv_heads, >= n]`` int32, of the token in each slot; beyond a row's slots in use they mean
+            nothing.
         kinds: ``[R, a]`` uint8, :class:`~scissorhands.snapshot.TokenKind` of each new token; None if nobody tells.
     """
 
@@ -40,10 +41,14 @@ class Observation:
 
     def averages(self, firsts: tuple[int, ...]) -> torch.Tensor:
         """Return ``[R, 1, a, 1]`` float32: one over ``firsts`` for each row's first query, and so on upwards."""
-        device = self.probabilities.device
-        first = torch.tensor(firsts, dtype=torch.float32, device=device).view(-1, 1, 1, 1)
-        later = torch.arange(self.probabilities.shape[2], dtype=torch.float32, device=device).view(1, 1, -1, 1)
-        return 1.0 / (first + later)
+        return _averages(firsts, self.probabilities.shape[2], self.probabilities.device)
+
+
+@lru_cache(maxsize=16)  # The layers of a pass share them.
+def _averages(firsts: tuple[int, ...], queries: int, device: torch.device) -> torch.Tensor:
+    first = torch.tensor(firsts, dtype=torch.float32, device=device).view(-1, 1, 1, 1)
+    later = torch.arange(queries, dtype=torch.float32, device=device).view(1, 1, -1, 1)
+    return 1.0 / (first + later)
 
 
 @dataclass(frozen=True)
@@ -66,8 +71,8 @@ class Resident:
 class Signal(ABC):
     """One kind of evidence. Its state is a tensor ``[rows, kv_heads, slots, ...]`` that is compacted with the slots.
 
-    A slot's state is zeroed when a token is put there. What needs the keys or values of all slots is worked out when a
-    snapshot is taken, and takes no state: see :meth:`value`.
+    The state of a free slot is zero: it is zeroed when the slot is freed. What needs the keys or values of all slots is
+    worked out when a snapshot is taken, and takes no state: see :meth:`value`.
     """
 
     name: ClassVar[str]

@@ -53,7 +53,7 @@ class Buckets(Signal):
                 sums = state[row, :, :, bucket % 2]
                 if into == 0:
                     sums.zero_()
-                sums[:, :slots] += amounts[row, :, done : done + span].sum(dim=1, dtype=self.dtype)
+                sums[:, :slots].add_(amounts[row, :, done : done + span].sum(dim=1, dtype=self.dtype))
                 done += span
 
     def _observe_one(self, state: torch.Tensor, amounts: torch.Tensor, steps: tuple[int, ...]) -> None:
@@ -62,7 +62,7 @@ class Buckets(Signal):
             if step % self.half == 0:
                 state[row, ..., buckets[row]] = 0
         if len(set(buckets)) == 1:
-            state[..., buckets[0]] += amounts
+            state[..., buckets[0]].add_(amounts)
             return
         chosen = torch.tensor(buckets, device=state.device).view(-1, 1, 1, 1) == torch.arange(2, device=state.device)
         state += amounts.unsqueeze(-1) * chosen

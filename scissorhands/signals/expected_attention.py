@@ -48,7 +48,7 @@ class ExpectedAttention(Signal):
         device = seen.scores.device
         steps = torch.tensor(seen.steps, dtype=torch.float32, device=device).view(rows, 1, 1, 1)
         # Queries that have seen a slot, before and now. A slot's position tells the former.
-        old = (steps - seen.positions.unsqueeze(2)).clamp_min(0)
+        old = (steps - seen.positions[:, :, :slots].unsqueeze(2)).clamp_min(0)
         if seen.visible is None:
             new = torch.full((1, 1, 1, 1), float(queries), device=device)
             mean = seen.scores.mean(dim=3)

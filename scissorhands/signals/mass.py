@@ -16,7 +16,9 @@ class Mass(Signal):
 
     def observe(self, state: torch.Tensor, seen: Observation) -> None:
         """Add the new queries' attention."""
-        state[:, :, : seen.probabilities.shape[-1]] += seen.probabilities.sum(dim=2)
+        queries, slots = seen.probabilities.shape[2:]
+        received = seen.probabilities.squeeze(2) if queries == 1 else seen.probabilities.sum(dim=2)
+        state[:, :, :slots].add_(received)
 
     def value(self, state: torch.Tensor, resident: Resident) -> torch.Tensor:
         """Return the mass as it is."""

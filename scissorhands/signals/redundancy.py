@@ -7,8 +7,8 @@ from scissorhands.signals.base import Observation, Resident, Signal
 # Above this cosine, keys count as similar (T); the latest similar token is spared (beta = 1). As the authors' code has
 # them.
 SIMILAR = 0.5
-# Keys that are compared with all others at once; it bounds the memory of the n x n similarities.
-_BLOCK = 256
+# Keys that others are compared with at once, from the latest back.
+_BLOCK = 128
 
 
 class Redundancy(Signal):
@@ -20,7 +20,8 @@ class Redundancy(Signal):
 
     Equation 6 of the paper names the same letter twice; which of the two is averaged over is as in the authors' code.
     That code also spares the first slot whenever a token has no similar one, which the paper does not; nor does this.
-    Takes no bytes of a slot, and for n slots n² products of keys a snapshot.
+    Takes no bytes of a slot. The sum over i is one product of j's key with the sum of all keys. What remains is to find
+    the latest similar slot, from the back: most keys have one near, and only those without any are compared with all.
     """
 
     name = "redundancy"
@@ -37,15 +38,25 @@ class Redundancy(Signal):
         del state
         keys = torch.nn.functional.normalize(resident.keys.float(), dim=-1, eps=1e-8)
         slots = keys.shape[1]
-        # Slots count from 1 here, so that 0 stands for no similar slot.
-        order = torch.arange(1, slots + 1, dtype=torch.float32, device=keys.device)
-        total = keys.new_zeros(keys.shape[:2])
-        for start in range(0, slots, _BLOCK):
-            block = slice(start, min(start + _BLOCK, slots))
-            similarity = keys[:, block] @ keys.transpose(1, 2)
-            similarity.diagonal(offset=start, dim1=1, dim2=2).zero_()
-            latest = ((similarity > SIMILAR) * order).amax(dim=2).long()
-            spared = similarity.gather(2, (latest - 1).clamp_min(0).unsqueeze(2)).squeeze(2)
-            total += similarity.sum(dim=1)
-            total.scatter_add_(1, (latest - 1).clamp_min(0), -spared * (latest > 0))
+        total: torch.Tensor = torch.linalg.vecdot(keys, keys.sum(dim=1, keepdim=True) - keys)
+        for own, sums in zip(keys, total, strict=True):
+            _spare_latest(own, sums)
         return total / slots
+
+
+def _spare_latest(keys: torch.Tensor, sums: torch.Tensor) -> None:
+    """Take from ``sums`` ``[n]`` each of a head's ``keys``' ``[n, head_dim]`` similarity to the latest similar one."""
+    searching = torch.arange(len(keys), device=keys.device)
+    # Places in a block count from 1, so that 0 stands for no similar slot.
+    order = torch.arange(1, _BLOCK + 1, dtype=keys.dtype, device=keys.device)
+    for end in range(len(keys), 0, -_BLOCK):
+        start = max(0, end - _BLOCK)
+        similarity = keys[searching] @ keys[start:end].T
+        own = ((searching >= start) & (searching < end)).nonzero().squeeze(1)
+        similarity[own, searching[own] - start] = 0
+        latest = ((similarity > SIMILAR) * order[: end - start]).amax(dim=1).long() - 1
+        found = (latest >= 0).nonzero().squeeze(1)
+        sums.index_add_(0, start + latest[found], similarity[found, latest[found]], alpha=-1)
+        searching = searching[latest < 0]
+        if not len(searching):
+            return

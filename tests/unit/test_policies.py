@@ -2,12 +2,16 @@
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
 
 from scissorhands.budget import BudgetRequest, EvictionParameters, Grant, ModelShape
 from scissorhands.errors import InvalidRequestError
 from scissorhands.grant import PolicyRequest, grant
 from scissorhands.plan import plan
 from scissorhands.policies import POLICIES, get_policy, policy_names
+from scissorhands.policies.base import lowest
 from scissorhands.policies.scissorhands import window_start
 from scissorhands.policies.snapkv import pooled
 from scissorhands.snapshot import LayerEvidence, Snapshot
@@ -45,6 +49,19 @@ def test_h2o_decides_for_every_head_alone():
 def test_ties_drop_the_older_token():
     layer = evidence(range(8), mass=[1, 1, 1, 1, 1, 1, 1, 1])
     assert kept(plan(granted("h2o", drop=3), snapshot(layer, step=8))) == [[3, 4, 5, 6, 7]]
+
+
+@settings(deadline=None, derandomize=True)
+@given(hnp.arrays(np.float64, (2, 30), elements=st.sampled_from([0.0, 1.0, 2.0, 2.5, np.inf])), st.integers(1, 30))
+def test_the_lowest_are_the_first_of_a_stable_sort(scores, count):
+    order = np.argsort(scores, axis=1, kind="stable")[:, :count]
+    found = [np.flatnonzero(head).tolist() for head in lowest(scores, count)]
+    assert found == np.sort(order, axis=1).tolist()
+
+
+def test_a_budget_holds_for_attention_that_is_no_number():
+    layer = evidence(range(8), mass=[np.nan] * 7 + [1])
+    assert kept(plan(granted("h2o", drop=3), snapshot(layer, step=8))) == [[2, 3, 4, 5, 6]]
 
 
 def test_sinks_are_exempt_by_position_not_by_slot():
