@@ -154,6 +154,8 @@ class LayerPool:
     def _flat(self, slots: torch.Tensor) -> torch.Tensor:
         """Return the same slots ``[H, d]`` counted through all heads."""
         heads, capacity = self.positions.shape[1:]
+        if heads == 1:
+            return slots
         return slots + capacity * torch.arange(heads, device=slots.device).unsqueeze(1)
 
 
