@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
+from scissorhands.demand import Demands
 from scissorhands.errors import CapacityError, InvalidRequestError, NotFoundError
 from scissorhands.importance import Attention, Tally
 from scissorhands.v1 import cache_manager_pb2, quality_pb2
@@ -93,12 +94,14 @@ class LedgerLimits:
         lease: How long a session lives without a call that names it, in seconds.
         retention: How long a closed or expired session is remembered, in seconds.
         attention_bytes: Most bytes of remembered snapshots, over all sessions.
+        renewal: Pairs of snapshots of a model after which its measured budgets are renewed.
     """
 
     sessions: int
     lease: float
     retention: float
     attention_bytes: int
+    renewal: int = 256
 
 
 class Ledger:
@@ -117,6 +120,8 @@ class Ledger:
         # The last snapshot of each session, the one that was used least lately first.
         self._attention: OrderedDict[str, Attention] = OrderedDict()
         self._attention_bytes = 0
+        # What the heads of models need, over all sessions.
+        self.demands = Demands(limits.renewal)
         # Bytes in the store, over all sessions.
         self.segment_bytes = 0
 

@@ -91,7 +91,7 @@ def read_profile(message: model_pb2.Profile, shape: ModelShape) -> Profile:
 
 
 def grant_message(grant: Grant, source: budget_pb2.GrantSource.ValueType, codec: str) -> budget_pb2.Grant:
-    """Write a grant; the caller adds the lease."""
+    """Write a grant; the caller adds the lease, and tells if budgets by head come from elsewhere than a profile."""
     numbers = grant.parameters
     return budget_pb2.Grant(
         policy=grant.policy,
@@ -107,6 +107,7 @@ def grant_message(grant: Grant, source: budget_pb2.GrantSource.ValueType, codec:
         bytes=grant.bytes,
         raised=grant.raised,
         by_head=grant.by_head,
+        budget_source=budget_pb2.BUDGET_SOURCE_PROFILE if grant.by_head else budget_pb2.BUDGET_SOURCE_EQUAL,
         source=source,
         codec=codec,
     )

@@ -23,10 +23,11 @@ from scissorhands_client.errors import (
 )
 from scissorhands_client.manager import AsyncManagerClient, ManagerClient
 from scissorhands_client.quality import Divergence, Quality, ShadowResult
-from scissorhands_client.records import ModelInfo, SegmentInfo, ServedModel, Session, SessionState
+from scissorhands_client.records import MeasuredProfile, ModelInfo, SegmentInfo, ServedModel, Session, SessionState
 from scissorhands_client.types import (
     Accepted,
     Budget,
+    BudgetSource,
     CacheStatistics,
     ChatMessage,
     Delta,
@@ -50,6 +51,7 @@ __all__ = [
     "AsyncGenerateStream",
     "AsyncManagerClient",
     "Budget",
+    "BudgetSource",
     "CacheStatistics",
     "ChatMessage",
     "Client",
@@ -68,6 +70,7 @@ __all__ = [
     "GrantSource",
     "InvalidRequestError",
     "ManagerClient",
+    "MeasuredProfile",
     "ModelInfo",
     "NotFoundError",
     "OverloadedError",

@@ -9,10 +9,11 @@ from scissorhands.budget import BudgetUnit
 from scissorhands.v1 import budget_pb2, cache_manager_pb2, generation_pb2, model_pb2
 from scissorhands_client.errors import InvalidRequestError
 from scissorhands_client.quality import read_quality
-from scissorhands_client.records import ModelInfo, SegmentInfo, ServedModel, Session, SessionState
+from scissorhands_client.records import MeasuredProfile, ModelInfo, SegmentInfo, ServedModel, Session, SessionState
 from scissorhands_client.types import (
     Accepted,
     Budget,
+    BudgetSource,
     CacheStatistics,
     Delta,
     Event,
@@ -31,6 +32,11 @@ from scissorhands_client.types import (
 _GRANT_SOURCES = {
     budget_pb2.GRANT_SOURCE_MANAGER: GrantSource.MANAGER,
     budget_pb2.GRANT_SOURCE_LOCAL: GrantSource.LOCAL,
+}
+_BUDGET_SOURCES = {
+    budget_pb2.BUDGET_SOURCE_EQUAL: BudgetSource.EQUAL,
+    budget_pb2.BUDGET_SOURCE_PROFILE: BudgetSource.PROFILE,
+    budget_pb2.BUDGET_SOURCE_MEASURED: BudgetSource.MEASURED,
 }
 _FINISH_REASONS = {
     generation_pb2.FINISH_REASON_EOS: FinishReason.EOS,
@@ -156,6 +162,19 @@ def list_request(state: SessionState | None, page_size: int, page_token: str) ->
     )
 
 
+def read_measured(message: cache_manager_pb2.GetMeasuredProfileResponse) -> MeasuredProfile:
+    """Read what was measured of a model."""
+    return MeasuredProfile(
+        model=message.profile.model,
+        model_name=message.model_name,
+        layers=message.layers,
+        kv_heads=message.kv_heads,
+        pairs=message.pairs,
+        shares=tuple(message.profile.shares),
+        losses=tuple(message.profile.losses),
+    )
+
+
 def _budget_message(budget: Budget) -> budget_pb2.Budget:
     if budget.unit is BudgetUnit.FRACTION:
         return budget_pb2.Budget(fraction=budget.amount)
@@ -215,6 +234,7 @@ def _read_grant(message: budget_pb2.Grant) -> Grant:
         lease_seconds=_seconds(message.lease),
         tail=message.tail,
         by_head=message.by_head,
+        budget_source=_BUDGET_SOURCES.get(message.budget_source, BudgetSource.UNSPECIFIED),
     )
 
 

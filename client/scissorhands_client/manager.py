@@ -8,9 +8,9 @@ import grpc
 
 from scissorhands.v1 import cache_manager_pb2, cache_manager_pb2_grpc
 from scissorhands_client import channel
-from scissorhands_client.convert import list_request, read_session
+from scissorhands_client.convert import list_request, read_measured, read_session
 from scissorhands_client.errors import from_rpc_error
-from scissorhands_client.records import Session, SessionState
+from scissorhands_client.records import MeasuredProfile, Session, SessionState
 
 # Sessions of one page.
 _PAGE = 100
@@ -54,6 +54,22 @@ class ManagerClient:
         request = cache_manager_pb2.GetSessionRequest(session_id=session_id)
         try:
             return read_session(self._stub.GetSession(request, timeout=self._timeout).session)
+        except grpc.RpcError as error:
+            raise from_rpc_error(error) from error
+
+    def measured_profile(self, model: str = "") -> MeasuredProfile:
+        """Return what the KV heads of a model need.
+
+        Args:
+            model: Name or fingerprint of the model; empty for the one that was measured last.
+
+        Raises:
+            NotFoundError: Too little was measured yet.
+            ClientError: The call failed.
+        """
+        request = cache_manager_pb2.GetMeasuredProfileRequest(model=model)
+        try:
+            return read_measured(self._stub.GetMeasuredProfile(request, timeout=self._timeout))
         except grpc.RpcError as error:
             raise from_rpc_error(error) from error
 
@@ -120,6 +136,22 @@ class AsyncManagerClient:
         except grpc.RpcError as error:
             raise from_rpc_error(error) from error
         return read_session(response.session)
+
+    async def measured_profile(self, model: str = "") -> MeasuredProfile:
+        """Return what the KV heads of a model need.
+
+        Args:
+            model: Name or fingerprint of the model; empty for the one that was measured last.
+
+        Raises:
+            NotFoundError: Too little was measured yet.
+            ClientError: The call failed.
+        """
+        request = cache_manager_pb2.GetMeasuredProfileRequest(model=model)
+        try:
+            return read_measured(await self._stub.GetMeasuredProfile(request, timeout=self._timeout))
+        except grpc.RpcError as error:
+            raise from_rpc_error(error) from error
 
     async def list_sessions(
         self, state: SessionState | None = None, *, page_size: int = _PAGE

@@ -141,3 +141,26 @@ class Session:
     segment_count: int
     segment_bytes: int
     quality: Quality | None
+
+
+@dataclass(frozen=True)
+class MeasuredProfile:
+    """What the KV heads of a model need, as the manager has measured it over the sessions of the model.
+
+    Args:
+        model: Fingerprint of the model.
+        model_name: Name under which it was served.
+        layers: Attention layers.
+        kv_heads: KV heads of each layer.
+        pairs: Pairs of successive snapshots that were compared.
+        shares: Budgets as shares of the sequence's length, rising.
+        losses: What eviction costs each head, relative to the others: layer by layer, head by head, share by share.
+    """
+
+    model: str
+    model_name: str
+    layers: int
+    kv_heads: int
+    pairs: int
+    shares: tuple[float, ...]
+    losses: tuple[float, ...]

@@ -183,6 +183,15 @@ class GrantSource(Enum):
     LOCAL = "local"
 
 
+class BudgetSource(Enum):
+    """By what the KV heads of a layer share a budget."""
+
+    UNSPECIFIED = "unspecified"
+    EQUAL = "equal"
+    PROFILE = "profile"
+    MEASURED = "measured"
+
+
 @dataclass(frozen=True)
 class Grant:
     """A resolved budget. The numbers are in slots per layer and KV head unless said otherwise.
@@ -204,6 +213,7 @@ class Grant:
         lease_seconds: How long the session lives without being renewed.
         tail: t, last tokens of the prompt that are exempt.
         by_head: Whether the KV heads of a layer have budgets of their own.
+        budget_source: By what the KV heads share the budget.
     """
 
     policy: str
@@ -222,6 +232,7 @@ class Grant:
     lease_seconds: float
     tail: int = 0
     by_head: bool = False
+    budget_source: BudgetSource = BudgetSource.UNSPECIFIED
 
 
 @dataclass(frozen=True)

@@ -44,6 +44,34 @@ GRANT_SOURCE_LOCAL: GrantSource.ValueType  # 2
 """The worker, from its own configuration, because no manager answered."""
 Global___GrantSource: _TypeAlias = GrantSource  # noqa: Y015
 
+class _BudgetSource:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _BudgetSourceEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_BudgetSource.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    BUDGET_SOURCE_UNSPECIFIED: _BudgetSource.ValueType  # 0
+    """Not set."""
+    BUDGET_SOURCE_EQUAL: _BudgetSource.ValueType  # 1
+    """By nothing: all heads get as much."""
+    BUDGET_SOURCE_PROFILE: _BudgetSource.ValueType  # 2
+    """By the profile that came with the request, or that the worker has."""
+    BUDGET_SOURCE_MEASURED: _BudgetSource.ValueType  # 3
+    """By what the cache manager has measured over the sessions of the model."""
+
+class BudgetSource(_BudgetSource, metaclass=_BudgetSourceEnumTypeWrapper):
+    """BudgetSource tells by what the KV heads of a layer share a budget."""
+
+BUDGET_SOURCE_UNSPECIFIED: BudgetSource.ValueType  # 0
+"""Not set."""
+BUDGET_SOURCE_EQUAL: BudgetSource.ValueType  # 1
+"""By nothing: all heads get as much."""
+BUDGET_SOURCE_PROFILE: BudgetSource.ValueType  # 2
+"""By the profile that came with the request, or that the worker has."""
+BUDGET_SOURCE_MEASURED: BudgetSource.ValueType  # 3
+"""By what the cache manager has measured over the sessions of the model."""
+Global___BudgetSource: _TypeAlias = BudgetSource  # noqa: Y015
+
 @_typing.final
 class Budget(_message.Message):
     """Budget is the most that one sequence's cache may hold, in one of three units."""
@@ -150,6 +178,7 @@ class Grant(_message.Message):
     LEASE_FIELD_NUMBER: _builtins.int
     TAIL_FIELD_NUMBER: _builtins.int
     BY_HEAD_FIELD_NUMBER: _builtins.int
+    BUDGET_SOURCE_FIELD_NUMBER: _builtins.int
     policy: _builtins.str
     """Name of the policy."""
     preset: _builtins.str
@@ -178,6 +207,8 @@ class Grant(_message.Message):
     """t: last tokens of the prompt that are exempt."""
     by_head: _builtins.bool
     """True when the KV heads of a layer have budgets of their own; snapshots and segments then take each for a layer."""
+    budget_source: Global___BudgetSource.ValueType
+    """By what the KV heads share the budget."""
     @_builtins.property
     def layer_slots(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """B: slots of each layer, per KV head, in tokens; one entry a layer. A layer with a window has as many slots as that,
@@ -207,10 +238,11 @@ class Grant(_message.Message):
         lease: _duration_pb2.Duration | None = ...,
         tail: _builtins.int = ...,
         by_head: _builtins.bool = ...,
+        budget_source: Global___BudgetSource.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["lease", b"lease"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["by_head", b"by_head", "bytes", b"bytes", "chunk", b"chunk", "codec", b"codec", "drop", b"drop", "layer_slots", b"layer_slots", "lease", b"lease", "lookahead", b"lookahead", "policy", b"policy", "preset", b"preset", "raised", b"raised", "recent", b"recent", "sinks", b"sinks", "source", b"source", "tail", b"tail", "window", b"window"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["budget_source", b"budget_source", "by_head", b"by_head", "bytes", b"bytes", "chunk", b"chunk", "codec", b"codec", "drop", b"drop", "layer_slots", b"layer_slots", "lease", b"lease", "lookahead", b"lookahead", "policy", b"policy", "preset", b"preset", "raised", b"raised", "recent", b"recent", "sinks", b"sinks", "source", b"source", "tail", b"tail", "window", b"window"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -971,3 +971,65 @@ class ListSessionsResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ListSessionsResponse: _TypeAlias = ListSessionsResponse  # noqa: Y015
+
+@_typing.final
+class GetMeasuredProfileRequest(_message.Message):
+    """GetMeasuredProfileRequest names a model."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: _builtins.int
+    model: _builtins.str
+    """Name or fingerprint of the model; empty means the one that was measured last."""
+    def __init__(
+        self,
+        *,
+        model: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetMeasuredProfileRequest: _TypeAlias = GetMeasuredProfileRequest  # noqa: Y015
+
+@_typing.final
+class GetMeasuredProfileResponse(_message.Message):
+    """GetMeasuredProfileResponse carries what was measured."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PROFILE_FIELD_NUMBER: _builtins.int
+    MODEL_NAME_FIELD_NUMBER: _builtins.int
+    LAYERS_FIELD_NUMBER: _builtins.int
+    KV_HEADS_FIELD_NUMBER: _builtins.int
+    PAIRS_FIELD_NUMBER: _builtins.int
+    model_name: _builtins.str
+    """Name of the model."""
+    layers: _builtins.int
+    """Attention layers of the model."""
+    kv_heads: _builtins.int
+    """KV heads of each layer."""
+    pairs: _builtins.int
+    """Pairs of successive snapshots that were compared."""
+    @_builtins.property
+    def profile(self) -> _model_pb2.Profile:
+        """The losses, relative to each other; of the fingerprint of the model."""
+
+    def __init__(
+        self,
+        *,
+        profile: _model_pb2.Profile | None = ...,
+        model_name: _builtins.str = ...,
+        layers: _builtins.int = ...,
+        kv_heads: _builtins.int = ...,
+        pairs: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["profile", b"profile"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["kv_heads", b"kv_heads", "layers", b"layers", "model_name", b"model_name", "pairs", b"pairs", "profile", b"profile"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetMeasuredProfileResponse: _TypeAlias = GetMeasuredProfileResponse  # noqa: Y015

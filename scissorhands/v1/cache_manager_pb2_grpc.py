@@ -75,6 +75,11 @@ class CacheManagerServiceStub(object):
                 request_serializer=scissorhands_dot_v1_dot_cache__manager__pb2.ListSessionsRequest.SerializeToString,
                 response_deserializer=scissorhands_dot_v1_dot_cache__manager__pb2.ListSessionsResponse.FromString,
                 _registered_method=True)
+        self.GetMeasuredProfile = channel.unary_unary(
+                '/scissorhands.v1.CacheManagerService/GetMeasuredProfile',
+                request_serializer=scissorhands_dot_v1_dot_cache__manager__pb2.GetMeasuredProfileRequest.SerializeToString,
+                response_deserializer=scissorhands_dot_v1_dot_cache__manager__pb2.GetMeasuredProfileResponse.FromString,
+                _registered_method=True)
 
 
 class CacheManagerServiceServicer(object):
@@ -137,6 +142,13 @@ class CacheManagerServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetMeasuredProfile(self, request, context):
+        """GetMeasuredProfile tells what the KV heads of a model need, as measured over its sessions; NOT_FOUND before that.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_CacheManagerServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -179,6 +191,11 @@ def add_CacheManagerServiceServicer_to_server(servicer, server):
                     servicer.ListSessions,
                     request_deserializer=scissorhands_dot_v1_dot_cache__manager__pb2.ListSessionsRequest.FromString,
                     response_serializer=scissorhands_dot_v1_dot_cache__manager__pb2.ListSessionsResponse.SerializeToString,
+            ),
+            'GetMeasuredProfile': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetMeasuredProfile,
+                    request_deserializer=scissorhands_dot_v1_dot_cache__manager__pb2.GetMeasuredProfileRequest.FromString,
+                    response_serializer=scissorhands_dot_v1_dot_cache__manager__pb2.GetMeasuredProfileResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -398,6 +415,33 @@ class CacheManagerService(object):
             '/scissorhands.v1.CacheManagerService/ListSessions',
             scissorhands_dot_v1_dot_cache__manager__pb2.ListSessionsRequest.SerializeToString,
             scissorhands_dot_v1_dot_cache__manager__pb2.ListSessionsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetMeasuredProfile(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/scissorhands.v1.CacheManagerService/GetMeasuredProfile',
+            scissorhands_dot_v1_dot_cache__manager__pb2.GetMeasuredProfileRequest.SerializeToString,
+            scissorhands_dot_v1_dot_cache__manager__pb2.GetMeasuredProfileResponse.FromString,
             options,
             channel_credentials,
             insecure,

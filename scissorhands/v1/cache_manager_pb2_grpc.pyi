@@ -49,6 +49,8 @@ class CacheManagerServiceStub:
     """GetSession tells what one session holds."""
     ListSessions: _grpc.UnaryUnaryMultiCallable[_cache_manager_pb2.ListSessionsRequest, _cache_manager_pb2.ListSessionsResponse]
     """ListSessions lists sessions, newest first."""
+    GetMeasuredProfile: _grpc.UnaryUnaryMultiCallable[_cache_manager_pb2.GetMeasuredProfileRequest, _cache_manager_pb2.GetMeasuredProfileResponse]
+    """GetMeasuredProfile tells what the KV heads of a model need, as measured over its sessions; NOT_FOUND before that."""
 
 @_typing.type_check_only
 class CacheManagerServiceAsyncStub(CacheManagerServiceStub):
@@ -71,6 +73,8 @@ class CacheManagerServiceAsyncStub(CacheManagerServiceStub):
     """GetSession tells what one session holds."""
     ListSessions: _aio.UnaryUnaryMultiCallable[_cache_manager_pb2.ListSessionsRequest, _cache_manager_pb2.ListSessionsResponse]  # type: ignore[assignment]
     """ListSessions lists sessions, newest first."""
+    GetMeasuredProfile: _aio.UnaryUnaryMultiCallable[_cache_manager_pb2.GetMeasuredProfileRequest, _cache_manager_pb2.GetMeasuredProfileResponse]  # type: ignore[assignment]
+    """GetMeasuredProfile tells what the KV heads of a model need, as measured over its sessions; NOT_FOUND before that."""
 
 class CacheManagerServiceServicer(metaclass=_abc_1.ABCMeta):
     """CacheManagerService is served by the cache manager. Any replica can answer any call: what a call needs travels with it."""
@@ -138,5 +142,13 @@ class CacheManagerServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_cache_manager_pb2.ListSessionsResponse, _abc.Awaitable[_cache_manager_pb2.ListSessionsResponse]]:
         """ListSessions lists sessions, newest first."""
+
+    @_abc_1.abstractmethod
+    def GetMeasuredProfile(
+        self,
+        request: _cache_manager_pb2.GetMeasuredProfileRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_cache_manager_pb2.GetMeasuredProfileResponse, _abc.Awaitable[_cache_manager_pb2.GetMeasuredProfileResponse]]:
+        """GetMeasuredProfile tells what the KV heads of a model need, as measured over its sessions; NOT_FOUND before that."""
 
 def add_CacheManagerServiceServicer_to_server(servicer: CacheManagerServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -30,6 +30,7 @@ def test_defaults():
     assert (settings.port, settings.metrics_port) == (50052, 9102)
     assert (settings.lease, settings.retention, settings.segment_ttl) == (30, 600, 600)
     assert (settings.budget_fraction, settings.policy, settings.codec) == (0.2, "scissorhands", "int4")
+    assert settings.budgets == "given"
 
 
 def test_command_line_wins_over_environment_over_file(monkeypatch, toml):
@@ -72,6 +73,8 @@ def test_a_file_that_is_not_toml_is_refused(toml):
         ("budget_fraction", "1.5"),
         ("max_segment_bytes", str(1 << 30)),
         ("plan_threads", "0"),
+        ("budgets", "equal"),
+        ("budgets_renewal", "0"),
     ],
 )
 def test_a_value_out_of_range_names_the_setting_and_its_spellings(monkeypatch, name, value):

@@ -1,11 +1,11 @@
-"""The options that ``generate`` and ``chat`` share."""
+"""The options that commands share: those of ``generate`` and ``chat``, and the manager's address."""
 
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 import click
 
-from scissorhands_client.channel import DEFAULT_WORKER, GENERATE_TIMEOUT
+from scissorhands_client.channel import DEFAULT_MANAGER, DEFAULT_WORKER, GENERATE_TIMEOUT
 from scissorhands_client.errors import InvalidRequestError
 from scissorhands_client.types import Budget, GenerateOptions, Policy
 
@@ -99,6 +99,17 @@ _OPTIONS = (
         help="Compare the answer with what a full cache would have said; this takes a full cache's memory. Without "
         "it, the server decides.",
     ),
+)
+
+
+manager_option = click.option(
+    "--manager",
+    metavar="HOST:PORT",
+    default=DEFAULT_MANAGER,
+    show_default=True,
+    envvar="SCISSORHANDS_CLIENT_MANAGER",
+    show_envvar=True,
+    help="Address of the cache manager.",
 )
 
 

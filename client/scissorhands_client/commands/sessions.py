@@ -11,8 +11,8 @@ from rich.console import Console
 from rich.filesize import decimal
 from rich.table import Table
 
-from scissorhands_client.channel import DEFAULT_MANAGER
 from scissorhands_client.commands.failures import reported
+from scissorhands_client.commands.options import manager_option
 from scissorhands_client.commands.summary import budget_text, quality_rows, to_json
 from scissorhands_client.commands.terminal import write_text
 from scissorhands_client.manager import ManagerClient
@@ -24,17 +24,7 @@ _STATES = [state.value for state in SessionState if state is not SessionState.UN
 
 
 def _shared(command: Command) -> Command:
-    json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-    manager_option = click.option(
-        "--manager",
-        metavar="HOST:PORT",
-        default=DEFAULT_MANAGER,
-        show_default=True,
-        envvar="SCISSORHANDS_CLIENT_MANAGER",
-        show_envvar=True,
-        help="Address of the cache manager.",
-    )
-    return manager_option(json_option(command))
+    return manager_option(click.option("--json", "as_json", is_flag=True, help="Print JSON.")(command))
 
 
 @click.group()

@@ -12,11 +12,16 @@ from rich.filesize import decimal
 from rich.table import Table
 
 from scissorhands_client.quality import Quality, ShadowResult
-from scissorhands_client.types import CacheStatistics, Grant, GrantSource, Result, Usage
+from scissorhands_client.types import BudgetSource, CacheStatistics, Grant, GrantSource, Result, Usage
 
 _GRANTED_BY = {
     GrantSource.MANAGER: "granted by the manager",
     GrantSource.LOCAL: "granted by the worker: no manager answered",
+}
+
+_SHARED_BY = {
+    BudgetSource.PROFILE: "heads share by a profile",
+    BudgetSource.MEASURED: "heads share by what the manager measured",
 }
 
 _NOT_COMPARED = {
@@ -134,6 +139,8 @@ def budget_text(grant: Grant) -> str:
     parts = [f"{amount} slots per layer and KV head", policy]
     if grant.raised:
         parts.append("raised to the smallest")
+    if grant.budget_source in _SHARED_BY:
+        parts.append(_SHARED_BY[grant.budget_source])
     if grant.source in _GRANTED_BY:
         parts.append(_GRANTED_BY[grant.source])
     return ", ".join(parts)

@@ -2,9 +2,11 @@
 
 from google.protobuf.timestamp_pb2 import Timestamp
 
+from scissorhands.demand import Demand
 from scissorhands.errors import InvalidRequestError
 from scissorhands.ledger import SessionRecord, SessionState
 from scissorhands.v1 import cache_manager_pb2
+from scissorhands.wire import profile_message
 
 _STATES = {
     SessionState.OPEN: cache_manager_pb2.SESSION_STATE_OPEN,
@@ -55,6 +57,17 @@ def session_message(record: SessionRecord, wall_offset: float, *, segments: bool
         for _, segment in sorted(record.segments.items()):
             message.segments.add(epoch=segment.epoch, step=segment.step, slots=segment.slots, size_bytes=segment.size)
     return message
+
+
+def measured_message(known: Demand) -> cache_manager_pb2.GetMeasuredProfileResponse:
+    """Write what was measured of a model."""
+    return cache_manager_pb2.GetMeasuredProfileResponse(
+        profile=profile_message(known.profile) if known.profile else None,
+        model_name=known.name,
+        layers=known.shape.layers,
+        kv_heads=known.shape.kv_heads,
+        pairs=known.pairs,
+    )
 
 
 def _timestamp(seconds: float) -> Timestamp:

@@ -3,11 +3,16 @@
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from scissorhands.ledger import Ledger, SessionState
-from scissorhands.v1 import cache_manager_pb2
+from scissorhands.v1 import budget_pb2, cache_manager_pb2
 from scissorhands_server.status import STATUS_TABLE
 from scissorhands_server.store.decorator import METHODS as STORE_METHODS
 
 GRANT_RESULTS = ("granted", "repeated", "refused", "full")
+BUDGET_SOURCES = {
+    budget_pb2.BUDGET_SOURCE_EQUAL: "equal",
+    budget_pb2.BUDGET_SOURCE_PROFILE: "profile",
+    budget_pb2.BUDGET_SOURCE_MEASURED: "measured",
+}
 PLAN_RESULTS = ("computed", "refused", "shed", "failed", "cancelled")
 REFUSAL_REASONS = ("corrupt", "too_large", "store_unavailable", "session_closed")
 STORE_ERRORS = ("timeout", "unreachable", "refused")
@@ -35,6 +40,10 @@ class ManagerMetrics:
 
         self.sessions = gauge("sessions", "Sessions that hold a lease or segments, by state.", "state")
         self.grants = counter("grants_total", "Grants asked for, by what became of it.", "result")
+        self.budgets = counter("budgets_total", "Grants, by what their KV heads share the budget by.", "source")
+        self.compared_snapshots = counter(
+            "compared_snapshots_total", "Pairs of snapshots that measured budgets have learned from."
+        )
         self.plans = counter("plans_total", "Plans asked for, by what became of it.", "result")
         self.plan_compute = Histogram(
             "scissorhands_manager_plan_compute_seconds",
@@ -64,6 +73,7 @@ class ManagerMetrics:
             self.sessions.labels(state.value)
         for family, values in (
             (self.grants, GRANT_RESULTS),
+            (self.budgets, tuple(BUDGET_SOURCES.values())),
             (self.plans, PLAN_RESULTS),
             (self.segments_refused, REFUSAL_REASONS),
             (self.store_errors, STORE_ERRORS),

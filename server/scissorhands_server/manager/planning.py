@@ -7,13 +7,15 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from scissorhands.budget import Grant
+from scissorhands.demand import Surprises, surprise
 from scissorhands.errors import CapacityError, InvalidRequestError
-from scissorhands.importance import Tally, attention, by_layer, persistence, tally
+from scissorhands.importance import Attention, Tally, attention, by_layer, persistence, tally
 from scissorhands.ledger import Ledger, SessionRecord, SessionState
 from scissorhands.plan import plan
+from scissorhands.policies import get_policy
 from scissorhands.snapshot import Snapshot
 from scissorhands.v1 import cache_manager_pb2
-from scissorhands.wire import plan_message
+from scissorhands.wire import model_shape, plan_message
 from scissorhands_server.manager.admission import Admission, Ticket
 from scissorhands_server.manager.checks import check_granted
 from scissorhands_server.manager.metrics import ManagerMetrics
@@ -146,9 +148,18 @@ class Planning:
         after = await loop.run_in_executor(self._pool, attention, snapshot)
         before = self._ledger.remember(record, after)
         if before is not None:
-            overlaps = await loop.run_in_executor(self._pool, persistence, before, after)
+            overlaps, surprises = await loop.run_in_executor(self._pool, _compared, before, after)
             spec = record.spec
             self._ledger.persisted(record, by_layer(overlaps, spec.model.kv_heads if spec.grant.by_head else 1))
+            # Those of other policies would not get the budgets, and hold other slots.
+            if surprises is not None and get_policy(spec.grant.policy, spec.grant.preset).shares_by_loss:
+                model = spec.model
+                self._ledger.demands.learn(model.fingerprint, model.name, model_shape(model), surprises)
+                self._metrics.compared_snapshots.inc()
+
+
+def _compared(before: Attention, after: Attention) -> tuple[tuple[float, ...], Surprises | None]:
+    return persistence(before, after), surprise(before, after)
 
 
 def _compute(received: ReceivedSnapshot, grant: Grant, before: Tally | None) -> Computed:

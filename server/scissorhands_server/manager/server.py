@@ -68,7 +68,9 @@ async def _manager(settings: ManagerSettings, store_url: str, registry: Collecto
     clock = time.monotonic
     metrics = ManagerMetrics(registry)
     store = _store(settings, store_url, metrics)
-    limits = LedgerLimits(settings.max_sessions, settings.lease, settings.retention, settings.attention_bytes)
+    limits = LedgerLimits(
+        settings.max_sessions, settings.lease, settings.retention, settings.attention_bytes, settings.budgets_renewal
+    )
     ledger = Ledger(limits, clock)
     sessions = Sessions(ledger, settings, metrics)
     planning = Planning(sessions, ledger, settings, metrics)

@@ -8,7 +8,7 @@ from scissorhands.errors import NotFoundError, StoreUnavailableError
 from scissorhands.ledger import SessionRecord
 from scissorhands.v1 import cache_manager_pb2, cache_manager_pb2_grpc
 from scissorhands_server.manager.checks import check_quality
-from scissorhands_server.manager.encoding import read_state, session_message
+from scissorhands_server.manager.encoding import measured_message, read_state, session_message
 from scissorhands_server.manager.planning import Planning
 from scissorhands_server.manager.segments import Segments
 from scissorhands_server.manager.sessions import Sessions
@@ -105,6 +105,13 @@ class CacheManagerServicer(cache_manager_pb2_grpc.CacheManagerServiceServicer):
         records, token = self._sessions.page(request, read_state(request.state))
         sessions = [self._message(record, segments=False) for record in records]
         return cache_manager_pb2.ListSessionsResponse(sessions=sessions, next_page_token=token)
+
+    async def GetMeasuredProfile(  # noqa: N802 - Named by the protocol.
+        self, request: cache_manager_pb2.GetMeasuredProfileRequest, context: Any
+    ) -> cache_manager_pb2.GetMeasuredProfileResponse:
+        """Tell what the KV heads of a model need."""
+        del context
+        return measured_message(self._sessions.measured(request.model))
 
     async def _found(self, session_id: str) -> SessionRecord:
         """Return a session that the ledger knows, or of which the store still has segments."""

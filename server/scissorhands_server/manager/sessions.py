@@ -2,13 +2,16 @@
 
 from collections.abc import Iterable
 
-from scissorhands.errors import CapacityError, InvalidRequestError
+from scissorhands.budget import ModelShape
+from scissorhands.demand import Demand
+from scissorhands.errors import CapacityError, InvalidRequestError, NotFoundError
 from scissorhands.grant import PolicyRequest, default_budget, grant
 from scissorhands.ledger import Ledger, SessionRecord, SessionState
+from scissorhands.profile import Profile
 from scissorhands.v1 import budget_pb2, cache_manager_pb2, model_pb2
 from scissorhands.wire import budget_request, grant_message, model_shape, policy_request, read_profile
 from scissorhands_server.manager.checks import check_granted, check_session_id, check_spec
-from scissorhands_server.manager.metrics import ManagerMetrics
+from scissorhands_server.manager.metrics import BUDGET_SOURCES, ManagerMetrics
 from scissorhands_server.manager.settings import ManagerSettings
 
 MAX_RENEWALS = 1024
@@ -56,6 +59,7 @@ class Sessions:
             result = "full"
             record = self._ledger.open(granted)
             result = "granted"
+            self._metrics.budgets.labels(BUDGET_SOURCES[granted.grant.budget_source]).inc()
             return record
         finally:
             self._metrics.grants.labels(result).inc()
@@ -116,6 +120,26 @@ class Sessions:
         check_session_id(session_id)
         return self._ledger.find(session_id)
 
+    def measured(self, model: str) -> Demand:
+        """Return what the sessions of a model have shown.
+
+        Args:
+            model: Name or fingerprint of the model; empty for the one that was measured last.
+
+        Raises:
+            NotFoundError: There is no profile of such a model yet.
+        """
+        known = self._ledger.demands.named(model)
+        if known is None:
+            raise NotFoundError("model", f"nothing was measured of {f'model {model!r}' if model else 'any model'} yet")
+        if known.profile is None:
+            raise NotFoundError(
+                "model",
+                f"{known.pairs} pairs of snapshots of {known.name!r} were compared; "
+                f"a profile follows every {self._settings.budgets_renewal}",
+            )
+        return known
+
     def page(
         self, request: cache_manager_pb2.ListSessionsRequest, state: SessionState | None
     ) -> tuple[list[SessionRecord], str]:
@@ -139,11 +163,19 @@ class Sessions:
         asked = budget_request(spec.budget) if spec.HasField("budget") else None
         budget = asked or default_budget(policy, settings.budget_fraction)
         shape = model_shape(spec.model)
-        measured = read_profile(profile, shape) if profile else None
-        granted = grant(budget, policy, shape, spec.prompt_tokens + spec.max_new_tokens, measured)
+        given = read_profile(profile, shape) if profile else None
+        measured = None if given else self._measured(spec.model.fingerprint, shape)
+        granted = grant(budget, policy, shape, spec.prompt_tokens + spec.max_new_tokens, given or measured)
         message = grant_message(granted, budget_pb2.GRANT_SOURCE_MANAGER, settings.codec)
+        if measured and granted.by_head:
+            message.budget_source = budget_pb2.BUDGET_SOURCE_MEASURED
         message.lease.FromNanoseconds(round(settings.lease * 1e9))
         return message
+
+    def _measured(self, model: str, shape: ModelShape) -> Profile | None:
+        """Return what the sessions of a model have shown, if grants are to go by it."""
+        known = self._ledger.demands.find(model, shape) if self._settings.budgets == "measured" else None
+        return known.profile if known else None
 
     def _policy(self, spec: cache_manager_pb2.SessionSpec) -> PolicyRequest:
         if spec.policy.name:

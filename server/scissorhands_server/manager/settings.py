@@ -50,6 +50,16 @@ class ManagerSettings(ServerSettings):
     policy: str = Field(
         default="scissorhands", description="Policy of sessions that ask for none, as name or name:preset."
     )
+    budgets: Literal["given", "measured"] = Field(
+        default="given",
+        description="What KV heads share budgets by: given, the profile that a worker sends; measured, if it sends "
+        "none, what the sessions of its model have shown.",
+    )
+    budgets_renewal: int = Field(
+        default=256,
+        ge=1,
+        description="Pairs of snapshots of a model after which measured budgets are there, and are renewed.",
+    )
     codec: Literal["int4", "none", ""] = Field(
         default="int4", description="Codec of evicted slots, int4 or none (as they are); empty: they are not stored."
     )
