@@ -3,9 +3,9 @@
 Calibration (:mod:`scissorhands.calibration`) measures what eviction costs; this estimates it from what a manager sees
 anyway. Between two successive snapshots of a row, a head's *surprise* is the attention that came to slots which had
 mattered little: they would be evicted first, so importance did not persist there. The heads that lose by eviction look
-far back at a single token now and then. Attention summed over some queries hides how sharp one of them was, so a slot
-counts by the cube of its attention. How much attention falls on what would be evicted tells nothing: heads that attend
-evenly to all tokens drop the most of it, and lose next to nothing. All of this was decided by measurement
+far back at a single token now and then, so the slot with the most of that attention counts, and its square, as in the
+expansion of the divergence. How much attention falls on what would be evicted tells nothing: heads that attend evenly
+to all tokens drop the most of it, and lose next to nothing. All of this was decided by measurement
 (``docs/quality.md``, "Budgets that the manager measures").
 
 One number a head is enough, since the heads' losses fall alike, about with one over their slots: it makes a
@@ -24,11 +24,10 @@ from scissorhands.profile import Profile
 
 Surprises = npt.NDArray[np.float64]
 
-# Attention is summed up as cubes, and losses are in its squares, as the expansion of the divergence has it.
-_POWER = 3
-_LOSS_POWER = 2 / _POWER
-# Of the slots that two snapshots share, the newest third is not looked at: most of it is exempt.
-_OLDER = 2 / 3
+# Sums over many queries hide how sharp one was, so pairs of snapshots further apart, as in a prompt, tell too little.
+_MOST_QUERIES = 32
+# Of the slots that two snapshots share, the newest fifth is not looked at: it is exempt from eviction.
+_OLDER = 0.8
 # Shares of a sequence at which a profile tells losses; between them it draws lines in logarithms.
 _SHARES = (0.05, 0.1, 0.2, 0.4, 0.7)
 # Pairs of snapshots that the mean looks back on, about: older ones fade.
@@ -40,36 +39,39 @@ _MODELS = 16
 def surprise(before: Attention, after: Attention) -> Surprises | None:
     """Return of each KV head how sharply it attended, between two snapshots of a row, to what had mattered little.
 
-    Of the slots that the snapshots share, those count which are in the older two thirds and, of these, in the half with
-    the least attention per query by the first snapshot. Heads need not have equally many slots: one with fewer holds
-    only what matters more to it. What its surprise says of its loss falls about with one over its slots, so that is
-    multiplied by them, relative to the mean.
+    Of the slots that the snapshots share, those count which are in the older four fifths and, of these, in the half
+    with the least attention per query by the first snapshot. Heads need not have equally many slots: one with fewer
+    holds only what matters more to it. Its surprise falls about with one over its slots, so it is multiplied by them,
+    relative to the mean.
 
     Returns:
-        ``[heads]``, those of the layers with slots, layer by layer: sums of cubes of attention per query. None when a
-        head has too few slots in common.
+        ``[heads]``, those of the layers with slots, layer by layer: the most attention per query that one slot
+        received, squared. None when a head has too few slots in common, or the snapshots are too far apart.
     """
     queries = after.step - before.step
-    if queries <= 0:
+    if not 0 < queries <= _MOST_QUERIES:
         return None
     found, lengths = [], []
     layers = zip(before.positions, before.mass, after.positions, after.mass, strict=True)
     for heads in layers:
         for positions, mass, new_positions, new_mass in zip(*heads, strict=True):
-            _, old, new = np.intersect1d(positions, new_positions, assume_unique=True, return_indices=True)
-            lengths.append(len(old))
-            older = old[: int(len(old) * _OLDER)]
+            # Positions ascend, so the places of those that are shared are found without sorting.
+            places = np.minimum(np.searchsorted(new_positions, positions), len(new_positions) - 1)
+            shared = np.flatnonzero(new_positions[places] == positions)
+            lengths.append(len(shared))
+            older = shared[: int(len(shared) * _OLDER)]
             observed = before.step - positions[older].astype(np.int64)
             least = np.argsort(mass[older] / observed, kind="stable")[: len(older) // 2]
             if not len(least):
                 return None
-            received = new_mass[new[least]].astype(np.float64) - mass[older[least]]
+            least = older[least]
+            received = new_mass[places[least]].astype(np.float64) - mass[least]
             # A query gives a slot at most 1; sums of float32 numbers may fall by a rounding error.
-            found.append(float((np.clip(received / queries, 0.0, 1.0) ** _POWER).sum()))
+            found.append(min(1.0, max(0.0, float(received.max()) / queries)) ** 2)
     if not found:
         return None
     slots = np.array(lengths, dtype=np.float64)
-    scaled: Surprises = np.array(found) * (slots / slots.mean()) ** (1 / _LOSS_POWER)
+    scaled: Surprises = np.array(found) * slots / slots.mean()
     return scaled
 
 
@@ -143,11 +145,10 @@ class Demands:
 
 def _profile(model: str, shape: ModelShape, surprises: Surprises) -> Profile | None:
     """Return losses relative to their mean at half of the length: that is all sharing needs. None if all are 0."""
-    losses = surprises**_LOSS_POWER
-    if not losses.any():
+    if not surprises.any():
         return None
     shares = np.array(_SHARES)
     table = np.zeros((shape.layers, shape.kv_heads, len(_SHARES)))
-    curves = (losses / losses.mean())[:, None] * (1 - shares) / shares
+    curves = (surprises / surprises.mean())[:, None] * (1 - shares) / shares
     table[list(shape.global_layers)] = curves.reshape(-1, *table.shape[1:])
     return Profile.of(model, list(_SHARES), table.ravel().tolist(), shape.layers, shape.kv_heads)

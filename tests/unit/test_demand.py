@@ -9,8 +9,8 @@ from scissorhands.importance import Attention
 from scissorhands.profile import share_out
 
 SHAPE = ModelShape(layers=1, kv_heads=2, head_dim=8, element_bytes=4)
-# Attention per query of the first four slots: 0.5, 0.1, 0.05, 0.2; the middle two are the lower half of the older ones.
-MASS = np.array([3.0, 0.5, 0.2, 0.6, 0.5, 0.3], dtype=np.float32)
+# Attention per query of the older four slots: 0.5, 0.1, 0.05, 0.2; the middle two are the lower half of them.
+MASS = np.array([2.5, 0.4, 0.15, 0.4, 0.5], dtype=np.float32)
 
 
 def remembered(step, *heads, by_head=False):
@@ -22,49 +22,50 @@ def remembered(step, *heads, by_head=False):
 
 
 def after(*received):
-    """Return the snapshot four queries after ``MASS``, in which the six slots of each head received something more."""
-    heads = [([*range(10)], [*(MASS + more), 0.1, 0.1, 0.1, 0.1]) for more in received]
-    return remembered(10, *heads)
+    """Return the snapshot four queries after ``MASS``, in which the five slots of each head received something more."""
+    heads = [([*range(9)], [*(MASS + more), 0.1, 0.1, 0.1, 0.1]) for more in received]
+    return remembered(9, *heads)
 
 
 def test_sharp_attention_to_what_mattered_little_counts():
-    before = remembered(6, *[(range(6), MASS)] * 2)
-    sharp, spread = [2.0, 1.6, 0, 0, 0, 0], [2.0, 0.4, 0.4, 0.8, 0.2, 0.2]
-    assert surprise(before, after(sharp, spread)) == pytest.approx([0.4**3, 2 * 0.1**3], rel=1e-5)
+    before = remembered(5, *[(range(5), MASS)] * 2)
+    sharp, spread = [2.0, 1.6, 0, 0, 0], [2.0, 0.4, 0.4, 0.8, 0.4]
+    assert surprise(before, after(sharp, spread)) == pytest.approx([0.4**2, 0.1**2], rel=1e-5)
 
 
 def test_slots_of_one_snapshot_only_do_not_count():
-    before = remembered(6, *[(range(6), MASS)] * 2)
-    # Slot 1 was evicted: of the older three of the five left, the lower half is slot 2.
-    later = remembered(10, *[([0, 2, 3, 4, 5, 6], [*(MASS[[0, 2, 3, 4, 5]] + 0.4), 1.0])] * 2)
-    assert surprise(before, later) == pytest.approx([0.1**3] * 2, rel=1e-5)
+    before = remembered(5, *[(range(5), MASS)] * 2)
+    # Slot 1 was evicted: of the older three of the four left, the lower half is slot 2.
+    later = remembered(9, *[([0, 2, 3, 4, 5], [*(MASS[[0, 2, 3, 4]] + [2.0, 0.4, 0.8, 0.8]), 1.0])] * 2)
+    assert surprise(before, later) == pytest.approx([0.1**2] * 2, rel=1e-5)
 
 
 def test_heads_of_other_sizes_are_scaled():
     twice = np.concatenate([MASS, MASS])
-    more = np.array([0, 0.4, 0.4, 0, 0, 0])
-    before = remembered(12, (range(6), MASS), (range(12), twice), by_head=True)
-    later = remembered(16, (range(6), MASS + more), (range(12), np.concatenate([MASS + more, twice[6:]])), by_head=True)
-    small, large = surprise(before, later)
-    # The same attention came to two slots of little mass; 6 and 12 slots are 2/3 and 4/3 of the mean.
-    assert small == pytest.approx(2 * 0.1**3 * (2 / 3) ** 1.5, rel=1e-5)
-    assert large == pytest.approx(2 * 0.1**3 * (4 / 3) ** 1.5, rel=1e-5)
+    more = np.array([0, 0, 0.4, 0, 0])
+    before = remembered(12, (range(5), MASS), (range(10), twice), by_head=True)
+    later = remembered(16, (range(5), MASS + more), (range(10), np.concatenate([MASS + more, MASS])), by_head=True)
+    # The same attention came to the slot of the least mass; 5 and 10 slots are 2/3 and 4/3 of the mean.
+    assert surprise(before, later) == pytest.approx([0.1**2 * 2 / 3, 0.1**2 * 4 / 3], rel=1e-5)
 
 
 def test_nothing_is_learned_from_too_little():
-    one = remembered(6, ([0], [1.0]))
-    assert surprise(one, remembered(10, ([0], [2.0]))) is None
-    assert surprise(remembered(6, (range(6), MASS)), remembered(6, (range(6), MASS))) is None
-    assert surprise(Attention(6, (), ()), Attention(10, (), ())) is None
+    one = remembered(5, ([0], [1.0]))
+    assert surprise(one, remembered(9, ([0], [2.0]))) is None
+    before = remembered(5, (range(5), MASS))
+    assert surprise(before, before) is None
+    assert surprise(before, remembered(5 + 32, (range(5), MASS))) is not None
+    assert surprise(before, remembered(5 + 33, (range(5), MASS))) is None
+    assert surprise(Attention(5, (), ()), Attention(9, (), ())) is None
 
 
 def test_a_head_that_is_surprised_gets_more_slots():
     demands = Demands(renewal=2)
-    demands.learn("f", "tiny", SHAPE, np.array([12e-3, 1e-3]))
+    demands.learn("f", "tiny", SHAPE, np.array([6e-3, 1e-3]))
     assert demands.find("f", SHAPE).profile is None
-    demands.learn("f", "tiny", SHAPE, np.array([4e-3, 1e-3]))
+    demands.learn("f", "tiny", SHAPE, np.array([2e-3, 1e-3]))
     profile = demands.find("f", SHAPE).profile
-    # Means of 8e-3 and 1e-3 are losses as 4 to 1, of mean 1 at half of the length, and four times that at a fifth.
+    # Means of 4e-3 and 1e-3 are losses as 4 to 1, of mean 1 at half of the length, and four times that at a fifth.
     place = profile.shares.index(0.2)
     assert [head[place] for head in profile.losses[0]] == pytest.approx([6.4, 1.6])
     needy, other = share_out(profile, (0, 1), 200, 20, 1000)
