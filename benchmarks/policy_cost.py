@@ -2,9 +2,10 @@
 
     python benchmarks/policy_cost.py --model .models/smollm2-135m-instruct --json benchmarks/results/policy_cost.json
 
-A row is filled with random tokens until it evicts. Each decode step is then timed with and without its signals
-(repeating a pass does not observe), and evictions are timed apart, spread over the steps that they serve. Medians
-over the steps; one row, since signals and plans grow with rows as attention does.
+A row is filled with random tokens until every head has evicted. Decode steps are then timed with and without their
+signals, by turns (repeating a pass does not observe). Evictions are timed apart, from snapshot to compaction, and
+spread over the steps that they serve. One row, since signals and plans grow with rows as attention does. Times are
+lower quartiles of what the process takes of the CPU, so that other programs of the machine count for little.
 """
 
 import json
@@ -33,30 +34,58 @@ from scissorhands.row import Row
 from scissorhands.step import ModelStep
 from scissorhands.view import StepView
 
-POLICIES = ("scissorhands", "scissorhands:uniform", "h2o", "tova", "snapkv", "scissorhands:counts", "streaming")
+# All but those that never evict, or are there to compare with alone: the ring of `scissorhands:paper`.
+POLICIES = (
+    "scissorhands",
+    "scissorhands:uniform",
+    "scissorhands:counts",
+    "h2o",
+    "tova",
+    "snapkv",
+    "streaming",
+    "fastgen",
+    "expected-attention",
+    "r-kv",
+)
 SEED = 0
 # A prompt is read in pieces of this many tokens.
-PIECE = 128
+PIECE = 512
 
 
 def timed(work: Callable[[], object]) -> float:
-    """Return how long some work takes, in seconds."""
-    began = time.perf_counter()
+    """Return how long some work takes of the CPU, in seconds."""
+    began = time.process_time()
     work()
-    return time.perf_counter() - began
+    return time.process_time() - began
 
 
-def fill(cache: ResidentCache, step: ModelStep, row: Row, tokens: list[int]) -> None:
-    """Append tokens until the next one would evict."""
-    while tokens and row.slack > 0:
-        size = min(PIECE, row.slack, len(tokens))
+def quartile(seconds: list[float]) -> float:
+    """Return the lower quartile: what else the machine does only ever adds."""
+    return statistics.quantiles(seconds, n=4, method="inclusive")[0]
+
+
+def fill(step: ModelStep, row: Row, tokens: list[int], slack: int = 0) -> None:
+    """Append tokens until only ``slack`` more fit."""
+    while row.slack > slack:
+        size = min(PIECE, row.slack - slack)
         step([row], [tokens[:size]])
         del tokens[:size]
-    cache.prepare_decode(row)
+
+
+def eviction_seconds(cache: ResidentCache, step: ModelStep, row: Row, tokens: list[int]) -> float:
+    """Return what the next eviction takes, its snapshot included, spread over the steps from one to the next."""
+    epoch, began = row.epoch, row.step
+    fill(step, row, tokens, slack=row.grant.parameters.lookahead)
+    seconds = timed(lambda: cache.prepare_decode(row))
+    fill(step, row, tokens)
+    seconds += timed(lambda: cache.prepare_decode(row))
+    if row.epoch != epoch + 1:
+        raise RuntimeError(f"{row.epoch - epoch} evictions in {row.step - began} tokens instead of one")
+    return seconds / (row.step - began)
 
 
 @torch.inference_mode()
-def measure(model: Any, policy: str, slots: int, steps: int) -> dict[str, Any]:
+def measure(model: Any, policy: str, slots: int, steps: int, evictions: int) -> dict[str, Any]:
     """Measure one policy at one budget."""
     name, _, preset = policy.partition(":")
     shape = model_shape(model)
@@ -66,36 +95,35 @@ def measure(model: Any, policy: str, slots: int, steps: int) -> dict[str, Any]:
     cache, step = ResidentCache(shape, model.dtype, model.device), ModelStep(model)
     row = cache.add_row(granted)
     generator = torch.Generator().manual_seed(SEED)
-    tokens = torch.randint(model.config.vocab_size, (total,), generator=generator).tolist()
+    tokens = torch.randint(model.config.vocab_size, (2 * total,), generator=generator).tolist()
     # Until every head has evicted, as in a long answer.
-    while row.step < max(granted.layer_slots) + slots // 2 and tokens:
-        fill(cache, step, row, tokens)
-    observed, bare, evicting, evictions = [], [], [], 0
-    for _ in track(range(steps), description=f"{policy} {slots}", transient=True):
-        before = row.epoch
-        evicting.append(timed(lambda: cache.prepare_decode(row)))
-        evictions += row.epoch - before
-        # A pass whose evidence is counted already gives the same answer; it is repeated with its signals right after.
-        row.observed_layers = len(row.pool.layers)
-        bare.append(timed(lambda: forward(model, row, tokens[0])))
-        row.observed_layers = 0
-        observed.append(timed(lambda: step([row], [[tokens.pop(0)]])))
-    plan_seconds = sum(evicting) / steps
-    signal_seconds = statistics.median(a - b for a, b in zip(observed, bare, strict=True))
+    while row.step < max(granted.layer_slots) + slots // 8:
+        fill(step, row, tokens)
+        cache.prepare_decode(row)
+    evicting = [eviction_seconds(cache, step, row, tokens) for _ in range(evictions)]
+    timings: dict[bool, list[float]] = {True: [], False: []}
+    for number in track(range(2 * steps), description=f"{policy} {slots}", transient=True):
+        # A pass whose evidence is counted already gives the same answer. Neither is first always.
+        observing = number % 4 in (0, 3)
+        row.observed_layers = 0 if observing else len(row.pool.layers)
+        timings[observing].append(timed(lambda: forward(model, row, tokens[0])))
+    observed, bare = timings[True], timings[False]
+    eviction = quartile(evicting)
+    signals = quartile(observed) - quartile(bare)
+    whole = quartile(observed) + eviction
     return {
         "policy": policy,
         "slots": slots,
         "by_head": granted.by_head,
-        "step_seconds": statistics.median(observed),
-        "signals_seconds": signal_seconds,
-        "eviction_seconds_per_step": plan_seconds,
-        "evictions": evictions,
-        "share": (signal_seconds + plan_seconds) / statistics.median(observed),
+        "step_seconds": whole,
+        "signals_seconds": signals,
+        "eviction_seconds_per_step": eviction,
+        "share": (signals + eviction) / whole,
     }
 
 
 def forward(model: Any, row: Row, token: int) -> None:
-    """Run one decode step and forget it: the row stays as it was."""
+    """Run one decode step and forget it: the row stays as it was, but for its evidence."""
     view = StepView([row])
     model(input_ids=torch.tensor([[token]]), position_ids=torch.tensor([[row.step]]), cache=view, use_cache=True)
 
@@ -105,11 +133,14 @@ def forward(model: Any, row: Row, token: int) -> None:
 @click.option("--policy", "policies", multiple=True, default=POLICIES, show_default=True, help="Repeatable.")
 @click.option("--slots", "budgets", multiple=True, type=int, default=(512, 4096), show_default=True, help="Repeatable.")
 @click.option("--steps", default=64, show_default=True, help="Decode steps to time.")
+@click.option("--evictions", default=8, show_default=True, help="Evictions to time.")
 @click.option("--json", "out", type=click.Path(dir_okay=False, path_type=Path), help="Write the results here.")
-def main(model: str, policies: tuple[str, ...], budgets: tuple[int, ...], steps: int, out: Path | None) -> None:
+def main(
+    model: str, policies: tuple[str, ...], budgets: tuple[int, ...], steps: int, evictions: int, out: Path | None
+) -> None:
     """Measure what policies cost of a decode step."""
     loaded, _ = load(model, "auto", "auto")
-    rows = [measure(loaded, policy, slots, steps) for slots in budgets for policy in policies]
+    rows = [measure(loaded, policy, slots, steps, evictions) for slots in budgets for policy in policies]
     table = Table("Policy", "Slots", "Step (ms)", "Signals (ms)", "Eviction (ms a step)", "Share of the step")
     for row in rows:
         numbers = (1e3 * row[name] for name in ("step_seconds", "signals_seconds", "eviction_seconds_per_step"))
@@ -124,7 +155,7 @@ def main(model: str, policies: tuple[str, ...], budgets: tuple[int, ...], steps:
             "threads": torch.get_num_threads(),
         }
         ratios = {f"{row['policy']}_{row['slots']}": row["share"] for row in rows}
-        settings = {"model": model, "steps": steps, "seed": SEED}
+        settings = {"model": model, "steps": steps, "evictions": evictions, "seed": SEED}
         content = {"settings": settings, "environment": environment, "ratios": ratios, "rows": rows}
         out.parent.mkdir(parents=True, exist_ok=True)
         out.write_text(json.dumps(content, indent=2) + "\n")
