@@ -95,6 +95,7 @@ def attend(
     folded = query.reshape(rows, kv_heads, group * incoming, head_dim)
     scores = torch.matmul(folded, resident_keys.transpose(-1, -2)).float() * scaling
     scores = scores.view(rows, kv_heads, group, incoming, extent)
+    pool.weigh(span, scores)
     if visible is not None:
         scores.masked_fill_(~visible.unsqueeze(1), float("-inf"))
     probabilities = torch.softmax(scores, dim=-1)

@@ -140,6 +140,7 @@ class ResidentCache:
             kept = np.concatenate([kept, newer], axis=1)
             pool.compact(row.index, torch.from_numpy(kept).to(self.device))
             row.lengths[layer] = kept.shape[1]
+            pool.fold(row.index, kept.shape[1], taken)
         return taken
 
     def _submit(self, row: Row, snapshot: Snapshot) -> PendingPlan | None:

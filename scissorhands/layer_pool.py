@@ -6,7 +6,8 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from scissorhands.signals import Observation, Resident, Signal
+from scissorhands.merging import fold
+from scissorhands.signals import Observation, Resident, Signal, Weight
 from scissorhands.slots import Slots
 from scissorhands.snapshot import LayerEvidence
 from scissorhands.span import Span
@@ -53,6 +54,7 @@ class LayerPool:
         device: torch.device,
     ) -> None:
         self.signals = signals
+        self._weight = next((index for index, signal in enumerate(signals) if isinstance(signal, Weight)), None)
         self.keys = torch.zeros(rows, kv_heads, slots, head_dim, dtype=dtype, device=device)
         self.values = torch.zeros_like(self.keys)
         self.positions = torch.zeros(rows, kv_heads, slots, dtype=torch.int32, device=device)
@@ -101,6 +103,12 @@ class LayerPool:
         for signal, state in zip(self.signals, self.states, strict=True):
             signal.observe(state[span.rows], seen)
 
+    def weigh(self, span: Span, scores: torch.Tensor) -> None:
+        """Let slots that others were folded into count for more in ``scores`` ``[R, H, group, a, n]``, in place."""
+        if self._weight is not None:
+            weights = self.states[self._weight][span.rows, :, : scores.shape[-1]]
+            scores += weights[:, :, None, None]
+
     def evidence(self, row: int, length: int, step: int) -> LayerEvidence:
         """Copy the evidence of a row's ``length`` slots to the host, once it has seen ``step`` tokens."""
         used = (row, slice(None), slice(length))
@@ -128,6 +136,14 @@ class LayerPool:
             tensor[row, :, :kept] = _gather(tensor[row], flat)
         for state in self.states:
             state[row, :, kept:] = 0
+
+    def fold(self, row: int, length: int, evicted: Slots) -> None:
+        """Fold evicted slots into the ``length`` that a row keeps, if its policy says so."""
+        if self._weight is not None:
+            used = (row, slice(None), slice(length))
+            kept = Slots(self.keys[used], self.values[used], self.positions[used], self.states[0][used])
+            weights = self.states[self._weight]
+            self.values[used], weights[used] = fold(kept, weights[used], evicted)
 
     @torch.inference_mode(False)  # Tensors made in inference mode could not be changed outside of it.
     def add_row(self) -> None:

@@ -3,9 +3,10 @@
 from scissorhands.errors import InvalidRequestError
 from scissorhands.policies.base import Policy
 from scissorhands.policies.catalog import STANDALONE, labels
+from scissorhands.policies.merged import Merged
 from scissorhands.policies.protected import Protected
 
-_ALL: tuple[type[Policy], ...] = (*STANDALONE, Protected)
+_ALL: tuple[type[Policy], ...] = (*STANDALONE, Protected, Merged)
 POLICIES: dict[str, type[Policy]] = {policy.name: policy for policy in _ALL}
 
 

@@ -30,6 +30,11 @@ class Policy(ABC):
         """Whether KV heads share the budget by what eviction costs them, if that was measured; else all get as much."""
         return False
 
+    @property
+    def reads_vectors(self) -> bool:
+        """Whether a signal reads the keys or values of all slots, which a packed cache has not at hand."""
+        return False
+
     def __init__(self, preset: str = "default") -> None:
         self.preset = preset
 

@@ -20,6 +20,11 @@ class ExpectedAttention(Policy):
 
     name = "expected-attention"
 
+    @property
+    def reads_vectors(self) -> bool:
+        """Yes."""
+        return True
+
     def parameters(self, slots: int) -> EvictionParameters:
         """Return the numbers for a budget of ``slots``: a fifth is recent."""
         return common_parameters(slots, recent=slots // 5)

@@ -36,6 +36,11 @@ class RKV(Policy):
 
     name = "r-kv"
 
+    @property
+    def reads_vectors(self) -> bool:
+        """Yes."""
+        return True
+
     def parameters(self, slots: int) -> EvictionParameters:
         """Return the numbers for a budget of ``slots``."""
         common = common_parameters(slots, recent=min(OBSERVED, slots // 2), window=2 * OBSERVED)

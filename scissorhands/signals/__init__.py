@@ -10,11 +10,22 @@ from scissorhands.signals.low_count_ring import LowCountRing
 from scissorhands.signals.mass import Mass
 from scissorhands.signals.redundancy import Redundancy
 from scissorhands.signals.token_kind import TokenKinds
+from scissorhands.signals.weight import Weight
 from scissorhands.signals.window_mass import WindowMass
 
 SIGNALS: dict[str, type[Signal]] = {
     signal.name: signal
-    for signal in (Mass, LowCount, LowCountRing, LastAttention, WindowMass, TokenKinds, ExpectedAttention, Redundancy)
+    for signal in (
+        Mass,
+        LowCount,
+        LowCountRing,
+        LastAttention,
+        WindowMass,
+        TokenKinds,
+        ExpectedAttention,
+        Redundancy,
+        Weight,
+    )
 }
 
 
@@ -25,4 +36,4 @@ def signals_for(grant: Grant, group: int) -> tuple[Signal, ...]:
     return tuple(SIGNALS[name].build(grant.parameters, group) for name in names)
 
 
-__all__ = ["Observation", "Resident", "Signal", "signals_for"]
+__all__ = ["Observation", "Resident", "Signal", "Weight", "signals_for"]

@@ -28,7 +28,8 @@ class Rules:
 
     Args:
         policy: ``default`` (Scissorhands, consistent reading), ``paper``, ``h2o``, ``tova``, ``snapkv``, ``r-kv``,
-            ``fastgen``, ``expected-attention`` or ``streaming``; ``protected:`` before one of them is told by ``t``.
+            ``fastgen``, ``expected-attention`` or ``streaming``; ``protected:`` before one of them is told by ``t``,
+            ``merged:`` folds what is dropped into what is kept.
         B: Slots of each layer and KV head; a tuple gives each layer its own, a tuple of tuples each of its KV heads.
         r: Newest slots that are exempt.
         s: First tokens that are exempt.
@@ -52,7 +53,12 @@ class Rules:
     @property
     def scored_by(self) -> str:
         """The policy that scores the slots which are not exempt."""
-        return self.policy.removeprefix("protected:")
+        return self.policy.removeprefix("protected:").removeprefix("merged:")
+
+    @property
+    def merges(self) -> bool:
+        """Whether what is dropped is folded into what is kept."""
+        return self.policy.startswith("merged:")
 
 
 @dataclass
@@ -65,7 +71,9 @@ class DenseLayer:
         seen: ``[kv_heads, queries, tokens]``, whether the query could see the token.
         scores: ``[query_heads, queries, tokens]``, scaled products of queries and keys; NaN if not seen.
         window: Tokens that a query sees, its own included, whatever is kept elsewhere; 0 for a layer under the rules.
+        weights: ``[kv_heads, tokens]``, how many times its own attention a token gets for what was folded into it.
         keys: ``[kv_heads, tokens, head_dim]`` after position embedding, of all tokens.
+        values: ``[kv_heads, tokens, head_dim]``, with what was folded into them.
         dropped_mass: Attention that tokens had received by the time they were dropped.
     """
 
@@ -73,6 +81,7 @@ class DenseLayer:
     attention: Array
     seen: Mask
     scores: Array
+    weights: Array
     window: int = 0
     keys: torch.Tensor = field(default_factory=lambda: torch.empty(0))
     values: torch.Tensor = field(default_factory=lambda: torch.empty(0))
@@ -102,6 +111,7 @@ class DenseSequence:
                 attention=np.zeros((heads, longest, longest)),
                 seen=np.zeros((heads, longest, longest), dtype=bool),
                 scores=np.full((model.config.num_attention_heads, longest, longest), np.nan),
+                weights=np.ones((heads, longest)),
                 window=window,
             )
             for window in windows or (0,) * model.config.num_hidden_layers
@@ -181,6 +191,7 @@ class DenseSequence:
             "low_count_ring": low,
             "last_attention": layer.attention[:, now - 1],
             "window_mass": layer.attention[:, start:now].sum(axis=1),
+            "weight": np.log(layer.weights[:, :now]),
         }
 
     def _low_counts(self, layer: DenseLayer) -> Array:
@@ -285,7 +296,27 @@ class DenseSequence:
         for layer, drop in zip(self.ruled, plan, strict=True):
             layer.dropped_mass += float(layer.attention[:, : self.step].sum(axis=1)[drop].sum())
             layer.keep &= ~drop
+            if self.rules.merges:
+                for head in range(len(drop)):
+                    self._fold(layer, head, np.flatnonzero(drop[head]).tolist())
         self.evictions += 1
+
+    def _fold(self, layer: DenseLayer, head: int, dropped: list[int]) -> None:
+        """Fold dropped tokens of a head into the kept ones with the nearest keys."""
+        keys, values = layer.keys[head].double().numpy(), layer.values[head].double().numpy()
+        rate = [layer.attention[head, : self.step, token].sum() / (self.step - token) for token in range(self.step)]
+        taken: dict[int, list[int]] = {}
+        for token in dropped:
+            nearest = min(
+                np.flatnonzero(layer.keep[head]).tolist(), key=lambda kept: np.linalg.norm(keys[kept] - keys[token])
+            )
+            taken.setdefault(nearest, [nearest]).append(token)
+        layer.values = layer.values.clone()
+        for kept, tokens in taken.items():
+            total = sum(rate[token] for token in tokens)
+            mean = sum(rate[token] * values[token] for token in tokens) / total
+            layer.values[head, kept] = torch.from_numpy(mean)
+            layer.weights[head, kept] *= total / rate[kept]
 
     @torch.inference_mode()
     def _forward(self, tokens: torch.Tensor) -> torch.Tensor:
@@ -350,7 +381,8 @@ def dense_attention(
             seen = layer.keep[kv_head, tokens].copy()
             if layer.window:
                 seen[: max(0, position + 1 - layer.window)] = False
-            scores = np.where(seen, keys[kv_head, tokens] @ queries[head, index] * scaling, -np.inf)
+            scores = keys[kv_head, tokens] @ queries[head, index] * scaling + np.log(layer.weights[kv_head, tokens])
+            scores = np.where(seen, scores, -np.inf)
             layer.scores[head, position, tokens] = np.where(seen, scores, np.nan)
             weights = np.exp(scores - scores.max())
             weights /= weights.sum()

@@ -17,8 +17,8 @@ from scissorhands.view import StepView
 
 def policy_of(rules: Rules) -> PolicyRequest:
     """Return the request for a reference's policy, every number spelled out."""
-    name, _, preset = rules.policy.partition(":")
-    if name in ("default", "counts", "paper"):
+    name, _, preset = rules.policy.replace("default", "scissorhands").partition(":")
+    if name in ("counts", "paper"):
         name, preset = "scissorhands", name
     numbers = {"recent": rules.r, "sinks": rules.s, "drop": rules.m, "lookahead": rules.L, "chunk": rules.c}
     numbers["tail"] = rules.t

@@ -21,6 +21,7 @@ RULES = {
     "fastgen": Rules("fastgen", B=40, r=4, s=3, m=6, L=3, c=10),
     "expected-attention": Rules("expected-attention", B=40, r=6, s=4, m=5, L=4, c=9),
     "protected": Rules("protected:h2o", B=44, r=9, s=4, m=5, L=5, c=9, t=7),
+    "merged": Rules("merged:default", B=40, r=12, s=4, m=6, L=3, c=10),
     "streaming": Rules("streaming", B=32, r=0, s=4, m=4, L=2, c=8),
 }
 

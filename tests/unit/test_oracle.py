@@ -20,7 +20,9 @@ FEW_MODELS = ("llama_grouped", "gpt_neox")
 CASES = [
     (name, policy)
     for policy in RULES
-    for name in (FEW_MODELS if policy in ("r-kv", "fastgen", "expected-attention", "protected") else TINY_MODELS)
+    for name in (
+        FEW_MODELS if policy in ("r-kv", "fastgen", "expected-attention", "protected", "merged") else TINY_MODELS
+    )
 ]
 
 

@@ -281,6 +281,7 @@ def test_sinks_and_recent_always_survive(name):
         "token_kind": generator.integers(0, 3, (3, length)),
         "expected_attention": generator.random((3, length)),
         "redundancy": generator.random((3, length)),
+        "weight": generator.random((3, length)),
     }
     layer = LayerEvidence(positions, signals)
     prompt = 200
@@ -300,8 +301,8 @@ def test_policy_names_are_what_get_policy_takes():
         *presets,
         *("h2o", "tova", "snapkv", "r-kv", "fastgen", "expected-attention", "streaming", "full"),
     ]
-    assert [name for name in names if not name.startswith("protected")] == alone
-    assert names[len(alone) :] == [f"protected:{name}" for name in alone if name != "full"]
+    wrapped = [name for name in alone if name != "full"]
+    assert names == [*alone, *(f"{wrapper}:{name}" for wrapper in ("protected", "merged") for name in wrapped)]
     assert set(POLICIES) == {name.partition(":")[0] for name in names}
     for name in names:
         policy, _, preset = name.partition(":")
