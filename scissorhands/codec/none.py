@@ -2,25 +2,22 @@
 
 import torch
 
-from scissorhands.codec.base import Codec, require_finite
+from scissorhands.codec.base import RowCodec, Unpacked
 
 
-class NoCodec(Codec):
+class Exact(RowCodec):
     """Stores every number in its own type, little-endian. Exact."""
-
-    name = "none"
-    version = 1
 
     def row_bytes(self, head_dim: int, dtype: torch.dtype) -> int:
         """Return ``head_dim`` numbers' bytes."""
         return head_dim * dtype.itemsize
 
-    def encode(self, vectors: torch.Tensor) -> torch.Tensor:
+    def encode_rows(self, vectors: torch.Tensor) -> torch.Tensor:
         """Reinterpret the numbers as bytes."""
-        require_finite(vectors)
         return vectors.contiguous().view(torch.uint8)
 
-    def decode(self, data: torch.Tensor, head_dim: int, dtype: torch.dtype) -> torch.Tensor:
+    def unpack(self, data: torch.Tensor, head_dim: int, dtype: torch.dtype) -> Unpacked:
         """Reinterpret the bytes as numbers."""
         del head_dim
-        return data.contiguous().view(dtype)
+        # contiguous() would not copy a single row, whose start may be odd.
+        return Unpacked(data.clone(memory_format=torch.contiguous_format).view(dtype), None)

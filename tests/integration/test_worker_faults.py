@@ -15,7 +15,7 @@ from support.processes import ManagerProcess
 from support.tiny_worker import collect, metrics, request, tiny_folder, tiny_worker
 from support.waiting import SECONDS, until
 
-from scissorhands.codec.none import NoCodec
+from scissorhands.formats import FAMILIES, parse
 from scissorhands.layer_pool import LayerPool
 from scissorhands.v1 import budget_pb2, generation_pb2, generation_pb2_grpc
 from scissorhands_server.worker import service
@@ -135,7 +135,8 @@ async def test_a_codec_that_the_worker_lacks_costs_the_segments_and_not_the_answ
     message = request(prompt(1), slots=30, new=60)
     async with tiny_worker() as (_, stub):
         expected, _, _ = await collect(stub.Generate(message))
-    monkeypatch.setattr("scissorhands.codec.CODECS", {NoCodec.name: NoCodec})
+    monkeypatch.delitem(FAMILIES, "int4")
+    parse.cache_clear()
     with ManagerProcess() as manager:
         async with tiny_worker(manager=manager.address) as (worker, stub):
             tokens, _, last = await collect(stub.Generate(message))

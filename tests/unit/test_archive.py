@@ -6,16 +6,17 @@ import pytest
 import torch
 
 from scissorhands.archive import decode_section, encode_segment
-from scissorhands.codec import CODECS, get_codec
+from scissorhands.codec import get_codec
 from scissorhands.errors import CorruptSegmentError, InvalidRequestError
 from scissorhands.segment import SegmentIdentity, check_section, check_segment, header_size, parse_header
 from scissorhands.slots import Slots
 
+CODECS = ["none", "int8", "int4", "int4-hadamard", "turboquant:k4v2"]
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 
 
 def identity(codec_name: str) -> SegmentIdentity:
-    codec = get_codec(codec_name)
+    codec = get_codec(codec_name, 16)
     return SegmentIdentity(
         model="a1",
         tokenizer="b2",
@@ -47,8 +48,8 @@ def evicted(dropped: list[int], kv_heads: int = 3, head_dim: int = 16, dtype: to
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("dropped", [[5, 5], [1, 7, 0, 3]], ids=str)
 def test_sections_decode_to_what_the_codec_makes_of_each_vector(name, dtype, dropped):
-    codec, layers = get_codec(name), evicted(dropped, dtype=dtype)
-    data = encode_segment(identity(name), 4, 99, layers, codec)
+    codec, layers = get_codec(name, 16), evicted(dropped, dtype=dtype)
+    data = encode_segment(identity(name), 4, 99, layers, codec, 16)
     header = check_segment(data)
     assert header.identity == identity(name)
     assert (header.epoch, header.step) == (4, 99)
@@ -62,12 +63,12 @@ def test_sections_decode_to_what_the_codec_makes_of_each_vector(name, dtype, dro
             positions, keys, values = decode_section(part, section.slots, codec, 16, dtype)
             assert positions.dtype == torch.int64
             assert positions.tolist() == slots.positions[head].tolist()
-            assert torch.equal(keys, codec.decode(codec.encode(slots.keys[head]), 16, dtype))
-            assert torch.equal(values, codec.decode(codec.encode(slots.values[head]), 16, dtype))
+            for side, vectors, decoded in ((codec.keys, slots.keys, keys), (codec.values, slots.values, values)):
+                assert torch.equal(decoded, side.decode(side.encode(vectors[head]), section.slots, 16, dtype))
 
 
 def test_the_header_can_be_read_from_the_beginning_alone():
-    data = encode_segment(identity("int4"), 0, 8, evicted([2, 2]), get_codec("int4"))
+    data = encode_segment(identity("int4"), 0, 8, evicted([2, 2]), get_codec("int4", 16), 16)
     size = header_size(data[:64])
     assert parse_header(data[:size]) == check_segment(data)
     with pytest.raises(CorruptSegmentError, match="truncated"):
@@ -76,7 +77,7 @@ def test_the_header_can_be_read_from_the_beginning_alone():
 
 def test_positions_stand_first_and_keys_before_values():
     layers = evicted([2], kv_heads=1, head_dim=2)
-    data = encode_segment(identity("none"), 0, 8, layers, get_codec("none"))
+    data = encode_segment(identity("none"), 0, 8, layers, get_codec("none", 2), 2)
     section = check_segment(data).section(0, 0)
     expected = b"".join(part.numpy().tobytes() for part in (layers[0].positions, layers[0].keys, layers[0].values))
     assert data[section.offset :] == expected
@@ -90,21 +91,21 @@ def test_numbers_that_are_not_finite_are_refused(spoiled):
     wrong[2, 2, 15] = float("nan")
     layers[1] = replace(layers[1], **{spoiled: wrong})
     with pytest.raises(InvalidRequestError, match="NaN or infinity"):
-        encode_segment(identity("int4"), 0, 8, layers, get_codec("int4"))
+        encode_segment(identity("int4"), 0, 8, layers, get_codec("int4", 16), 16)
 
 
 @pytest.mark.parametrize("cut", [1, 4, 36])
 def test_a_section_of_the_wrong_size_is_refused(cut):
-    data = encode_segment(identity("int4"), 0, 8, evicted([2]), get_codec("int4"))
+    data = encode_segment(identity("int4"), 0, 8, evicted([2]), get_codec("int4", 16), 16)
     section = check_segment(data).section(0, 2)
     part = data[section.offset : section.offset + section.size]
     for wrong in (part[:-cut], part + part[:cut]):
         with pytest.raises(CorruptSegmentError, match=f"section of 2 slots is {len(wrong)} bytes"):
-            decode_section(wrong, section.slots, get_codec("int4"), 16, torch.float32)
+            decode_section(wrong, section.slots, get_codec("int4", 16), 16, torch.float32)
 
 
 def test_every_byte_of_a_segment_is_guarded():
-    data = encode_segment(identity("int4"), 0, 8, evicted([1]), get_codec("int4"))
+    data = encode_segment(identity("int4"), 0, 8, evicted([1]), get_codec("int4", 16), 16)
     for at in range(len(data)):
         with pytest.raises(CorruptSegmentError):
             check_segment(data[:at] + bytes([data[at] ^ 0x10]) + data[at + 1 :])

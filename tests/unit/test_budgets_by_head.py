@@ -123,10 +123,12 @@ def test_unequal_budgets_equal_the_dense_reference(policy):
 
 def assert_segment_holds(eviction: Eviction, shape: ModelShape, reference: DenseSequence) -> None:
     """A segment has the model's layers and heads, and each section decodes to what was evicted there."""
-    codec = get_codec("none")
+    codec = get_codec("none", shape.head_dim)
     texts = dict.fromkeys(SegmentIdentity.__dataclass_fields__, "x") | {"codec": codec.name}
     identity = SegmentIdentity(**texts | {"layer_slots": slots_text(eviction.row.grant)})
-    data = encode_segment(identity, eviction.epoch, eviction.step, eviction.layers, codec, shape.kv_heads)
+    data = encode_segment(
+        identity, eviction.epoch, eviction.step, eviction.layers, codec, shape.head_dim, shape.kv_heads
+    )
     header = check_segment(data)
     assert (header.layers, header.kv_heads) == (shape.layers, shape.kv_heads)
     for layer, of_layer in enumerate(reference.layers):

@@ -189,8 +189,9 @@ def test_a_segment_has_empty_sections_for_sliding_layers():
     engine.read(row, random_tokens(PROMPT, seed=0))
     eviction = engine.evictions[0]
     texts = dict.fromkeys(SegmentIdentity.__dataclass_fields__, "x")
+    head_dim = engine.shape.head_dim
     for name in ("int4", "none"):
-        data = encode_segment(SegmentIdentity(**texts), 0, PROMPT, eviction.layers, get_codec(name))
+        data = encode_segment(SegmentIdentity(**texts), 0, PROMPT, eviction.layers, get_codec(name, head_dim), head_dim)
         header = check_segment(data)
         sizes = [[header.section(layer, head).slots for head in range(2)] for layer in range(3)]
         assert sizes[0] == sizes[2] == [0, 0]

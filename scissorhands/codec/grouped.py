@@ -1,0 +1,67 @@
+"""Group-wise asymmetric quantization, as in FlexGen (Sheng et al., ICML 2023, arXiv 2303.06865, section 4)."""
+
+import math
+
+import torch
+
+from scissorhands.codec.base import RowCodec, Unpacked
+from scissorhands.codec.packing import pack, packed_bytes, unpack
+from scissorhands.formats import GROUP, RANGE_BYTES
+
+# Minima and steps are stored in 16 bits.
+LARGEST = torch.finfo(torch.float16).max
+
+
+class Grouped(RowCodec):
+    """Each group of up to 64 elements is stored as its minimum, its step, and ``bits`` an element.
+
+    A vector is laid out as the minima (float16), the steps (float16), then the packed levels of all elements
+    (:mod:`scissorhands.codec.packing`). With ``head_dim`` 64 and 4 bits that is 36 bytes, 4.5 bits an element. An
+    element is off by at most half a step, ``(max - min) / 2 / (2 ** bits - 1)``, plus the rounding of minimum and step
+    to float16: 2^-11 of each (at least 3e-8), the step's up to ``2 ** bits - 1`` times over. Magnitudes above 65,504
+    saturate.
+
+    Args:
+        bits: Bits of an element, 4 or 8.
+    """
+
+    def __init__(self, bits: int) -> None:
+        self.bits = bits
+        self._top = 2**bits - 1
+
+    def row_bytes(self, head_dim: int, dtype: torch.dtype) -> int:
+        """Return the levels' bytes and four a group."""
+        del dtype
+        return packed_bytes(head_dim, self.bits) + RANGE_BYTES * (head_dim // _group(head_dim))
+
+    def encode_rows(self, vectors: torch.Tensor) -> torch.Tensor:
+        """Quantize each group between its smallest and its largest element."""
+        head_dim = vectors.shape[-1]
+        group = _group(head_dim)
+        groups = vectors.float().clamp(-LARGEST, LARGEST).reshape(*vectors.shape[:-1], head_dim // group, group)
+        # Quantize against the stored, rounded minimum and step, so that decoding inverts exactly what was stored.
+        low = groups.amin(dim=-1).half()
+        spread = groups.amax(dim=-1) - low.float()
+        step = (spread / self._top).clamp(0, LARGEST).half()
+        divisor = torch.where(step > 0, step.float(), torch.ones_like(spread)).unsqueeze(-1)
+        levels = (
+            ((groups - low.float().unsqueeze(-1)) / divisor).round().clamp(0, self._top).to(torch.uint8).flatten(-2)
+        )
+        return torch.cat([low.view(torch.uint8), step.view(torch.uint8), pack(levels, self.bits)], dim=-1)
+
+    def unpack(self, data: torch.Tensor, head_dim: int, dtype: torch.dtype) -> Unpacked:
+        """Return minimum plus step times level."""
+        group = _group(head_dim)
+        groups = head_dim // group
+        # contiguous() would not copy a single row, whose stride may be odd and cannot be viewed as two-byte numbers.
+        ranges = data[..., : 4 * groups].clone(memory_format=torch.contiguous_format).view(torch.float16).float()
+        low, step = ranges[..., :groups].unsqueeze(-1), ranges[..., groups:].unsqueeze(-1)
+        levels = unpack(data[..., 4 * groups :], self.bits).reshape(*data.shape[:-1], groups, group)
+        # A minimum and all rounded steps can exceed float16 by a hair where the input did not.
+        limit = min(LARGEST, torch.finfo(dtype).max)
+        return Unpacked(levels.float().mul_(step).add_(low).clamp_(-limit, limit).flatten(-2), None)
+
+
+def _group(head_dim: int) -> int:
+    """Return the largest group of at most 64 elements that divides ``head_dim``."""
+    return math.gcd(head_dim, GROUP)
