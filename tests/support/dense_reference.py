@@ -302,21 +302,21 @@ class DenseSequence:
         self.evictions += 1
 
     def _fold(self, layer: DenseLayer, head: int, dropped: list[int]) -> None:
-        """Fold dropped tokens of a head into the kept ones with the nearest keys."""
+        """Fold dropped tokens of a head into the kept ones with the nearest keys, if those are near."""
         keys, values = layer.keys[head].double().numpy(), layer.values[head].double().numpy()
         rate = [layer.attention[head, : self.step, token].sum() / (self.step - token) for token in range(self.step)]
-        taken: dict[int, list[int]] = {}
+        kept_tokens, taken = np.flatnonzero(layer.keep[head]).tolist(), dict[int, list[int]]()
+        far = np.sqrt(((keys[kept_tokens] - keys[kept_tokens].mean(axis=0)) ** 2).sum(axis=1).mean())
         for token in dropped:
-            nearest = min(
-                np.flatnonzero(layer.keep[head]).tolist(), key=lambda kept: np.linalg.norm(keys[kept] - keys[token])
-            )
-            taken.setdefault(nearest, [nearest]).append(token)
+            distance, nearest = min((np.linalg.norm(keys[kept] - keys[token]), kept) for kept in kept_tokens)
+            if distance < far:
+                taken.setdefault(nearest, [nearest]).append(token)
         layer.values = layer.values.clone()
         for kept, tokens in taken.items():
             total = sum(rate[token] for token in tokens)
             mean = sum(rate[token] * values[token] for token in tokens) / total
             layer.values[head, kept] = torch.from_numpy(mean)
-            layer.weights[head, kept] *= total / rate[kept]
+            layer.weights[head, kept] *= min(20, total / rate[kept])
 
     @torch.inference_mode()
     def _forward(self, tokens: torch.Tensor) -> torch.Tensor:
