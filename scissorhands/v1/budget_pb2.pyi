@@ -134,9 +134,11 @@ class Policy(_message.Message):
     PRESET_FIELD_NUMBER: _builtins.int
     PARAMETERS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
-    """Name of the policy: scissorhands, h2o, tova, snapkv, r-kv, fastgen, expected-attention, streaming, full or protected."""
+    """Name of the policy: scissorhands, h2o, tova, snapkv, r-kv, fastgen, expected-attention, streaming, full, protected
+    or merged.
+    """
     preset: _builtins.str
-    """Preset of the policy; empty means its first. The presets of protected are the policies that it protects."""
+    """Preset of the policy; empty means its first. The presets of protected and merged are the policies that they wrap."""
     @_builtins.property
     def parameters(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
         """Overridden parameters by name, in slots or queries: recent, sinks, drop, lookahead, chunk, window, tail."""
