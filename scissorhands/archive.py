@@ -19,6 +19,7 @@ def encode_segment(
     step: int,
     layers: Sequence[Slots],
     codec: Codec,
+    head_dim: int,
     kv_heads: int | None = None,
 ) -> bytes:
     """Encode what one plan evicted.
@@ -28,7 +29,9 @@ def encode_segment(
         epoch: Epoch that the eviction began.
         step: Tokens seen at the eviction.
         layers: The evicted slots of each layer of a row's pool; of a sliding one none.
-        codec: The codec; its name and version must be the identity's.
+        codec: The codec; its name and version must be the identity's. Slots that were resident packed are stored as
+            they were.
+        head_dim: Elements of a key.
         kv_heads: KV heads of a layer of the model; default: those of a layer of the pool. The segment has the model's
             layers and heads, also if a row's budgets are by head and its pool has a layer for each of them.
 
@@ -38,13 +41,14 @@ def encode_segment(
     sections = []
     for slots in layers:
         positions = slots.positions.cpu().numpy().astype(_POSITION)
-        keys = codec.encode(slots.keys).cpu().numpy()
-        values = codec.encode(slots.values).cpu().numpy()
+        if slots.packed:
+            keys, values = slots.keys.cpu().numpy(), slots.values.cpu().numpy()
+        else:
+            keys, values = codec.keys.encode(slots.keys).cpu().numpy(), codec.values.encode(slots.values).cpu().numpy()
         for head in range(len(positions)):
             data = positions[head].tobytes() + keys[head].tobytes() + values[head].tobytes()
             sections.append((positions.shape[1], data))
-    heads, _, head_dim = layers[0].keys.shape
-    heads = kv_heads or heads
+    heads = kv_heads or len(layers[0].positions)
     shape = (len(sections) // heads, heads, head_dim)
     return build_segment(identity, epoch, step, shape, sections)
 
@@ -67,11 +71,15 @@ def decode_section(
     Raises:
         CorruptSegmentError: The section has the wrong size for its slots.
     """
-    row_bytes = codec.row_bytes(head_dim, dtype)
-    wanted = slots * (_POSITION.itemsize + 2 * row_bytes)
+    key_bytes, value_bytes = (side.block_bytes(slots, head_dim, dtype) for side in (codec.keys, codec.values))
+    wanted = slots * _POSITION.itemsize + key_bytes + value_bytes
     if len(data) != wanted:
         raise CorruptSegmentError(f"section of {slots} slots is {len(data)} bytes instead of {wanted}")
     positions = np.frombuffer(data, dtype=_POSITION, count=slots).astype(np.int64)
-    rows = np.frombuffer(data, dtype=np.uint8, offset=slots * _POSITION.itemsize).reshape(2, slots, row_bytes)
-    vectors = codec.decode(torch.tensor(rows), head_dim, dtype)
-    return torch.from_numpy(positions), vectors[0], vectors[1]
+    blocks = torch.tensor(np.frombuffer(data, dtype=np.uint8, offset=slots * _POSITION.itemsize))
+    keys, values = torch.split(blocks, [key_bytes, value_bytes])
+    return (
+        torch.from_numpy(positions),
+        codec.keys.decode(keys, slots, head_dim, dtype),
+        codec.values.decode(values, slots, head_dim, dtype),
+    )

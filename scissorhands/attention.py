@@ -86,23 +86,22 @@ def attend(
     Returns:
         ``[R, query_heads, a, head_dim]``.
     """
-    resident_keys, resident_values, visible = pool.append(span, keys, values, fresh=observe)
+    attended = pool.append(span, keys, values, fresh=observe)
     rows, query_heads, incoming, head_dim = query.shape
     kv_heads = keys.shape[1]
     group = query_heads // kv_heads
-    extent = resident_keys.shape[2]
+    visible, extent = attended.visible, attended.extent
     # The heads of a group share their keys, so they are folded into the queries instead of repeating the keys.
     folded = query.reshape(rows, kv_heads, group * incoming, head_dim)
-    scores = torch.matmul(folded, resident_keys.transpose(-1, -2)).float() * scaling
-    scores = scores.view(rows, kv_heads, group, incoming, extent)
+    scores = (attended.scores(folded) * scaling).view(rows, kv_heads, group, incoming, extent)
     pool.weigh(span, scores)
     if visible is not None:
         scores.masked_fill_(~visible.unsqueeze(1), float("-inf"))
     probabilities = torch.softmax(scores, dim=-1)
     if observe and not pool.window:
         pool.observe(span, probabilities.mean(dim=2), scores, kinds)
-    weights = probabilities.view(rows, kv_heads, group * incoming, extent).to(resident_values.dtype)
-    return torch.matmul(weights, resident_values).view(rows, query_heads, incoming, head_dim)
+    weights = probabilities.view(rows, kv_heads, group * incoming, extent)
+    return attended.weighted(weights).view(rows, query_heads, incoming, head_dim)
 
 
 def attention_forward(

@@ -15,6 +15,7 @@ from enum import Enum
 from functools import cached_property
 
 from scissorhands.errors import BudgetTooSmallError, InvalidRequestError
+from scissorhands.formats import EXACT
 
 
 @dataclass(frozen=True)
@@ -177,6 +178,8 @@ class Grant:
         raised: True when a fraction was raised to the smallest valid budget.
         by_head: Whether the KV heads of a layer have budgets of their own. Such a row is stored, and planned for, as if
             every KV head were a layer.
+        codecs: Formats in which the slots of each entry of ``layer_slots`` are resident (:mod:`scissorhands.formats`);
+            nothing means that all are as they are, as those of a sliding layer always are.
     """
 
     policy: str
@@ -186,6 +189,11 @@ class Grant:
     bytes: int
     raised: bool = False
     by_head: bool = False
+    codecs: tuple[str, ...] = ()
+
+    def codec_of(self, layer: int) -> str:
+        """Return the format in which the slots of an entry of ``layer_slots`` are resident."""
+        return self.codecs[layer] if self.codecs else EXACT
 
     def shape_of(self, shape: ModelShape) -> ModelShape:
         """Return the shape in which a row of this grant is stored, for a model of ``shape``."""

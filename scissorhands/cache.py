@@ -12,13 +12,14 @@ import numpy as np
 import torch
 
 from scissorhands.budget import Grant, ModelShape, slots_to_drop
+from scissorhands.codec import Statistics
 from scissorhands.plan import plan
 from scissorhands.pool import Pool
 from scissorhands.row import Eviction, Pending, PendingPlan, Phase, Planner, PlanSource, Row
 from scissorhands.slots import Slots
 from scissorhands.snapshot import Keep, Plan, Snapshot
 
-PoolKey = tuple[tuple[int, ...], bool, str, str, int]
+PoolKey = tuple[tuple[int, ...], bool, tuple[str, ...], str, str, int]
 
 
 class ResidentCache:
@@ -29,16 +30,23 @@ class ResidentCache:
         dtype: Number type of keys and values.
         device: Where the tensors live.
         planner: Who is asked for plans; None computes all on the spot.
+        statistics: What was measured of the model, for codecs that need it.
     """
 
     def __init__(
-        self, shape: ModelShape, dtype: torch.dtype, device: torch.device, planner: Planner | None = None
+        self,
+        shape: ModelShape,
+        dtype: torch.dtype,
+        device: torch.device,
+        planner: Planner | None = None,
+        statistics: Statistics | None = None,
     ) -> None:
         self.shape = shape
         self.dtype = dtype
         self.device = device
         self.rows: list[Row] = []
         self._planner = planner
+        self._statistics = statistics
         self._pools: dict[PoolKey, Pool] = {}
 
     def add_row(self, grant: Grant, name: str = "", limit: int | None = None) -> Row:
@@ -50,7 +58,7 @@ class ResidentCache:
             limit: Most tokens that will ever be appended; None if unknown.
         """
         key = _pool_key(grant)
-        pool = self._pools.get(key) or Pool(grant, self.shape, self.dtype, self.device)
+        pool = self._pools.get(key) or Pool(grant, self.shape, self.dtype, self.device, self._statistics)
         row = Row(grant=grant, pool=pool, index=pool.add_row(), name=name, limit=limit)
         self._pools[key] = pool
         self.rows.append(row)
@@ -176,4 +184,4 @@ def _fits(decided: Plan, row: Row, snapshot: Snapshot) -> bool:
 
 def _pool_key(grant: Grant) -> PoolKey:
     """Rows share a pool if their budgets and their evidence have equal shapes."""
-    return grant.layer_slots, grant.by_head, grant.policy, grant.preset, grant.parameters.window
+    return grant.layer_slots, grant.by_head, grant.codecs, grant.policy, grant.preset, grant.parameters.window

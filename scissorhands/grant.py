@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass, field, replace
 
 from scissorhands.budget import BudgetRequest, Grant, ModelShape, apply_overrides, resolve_slots
 from scissorhands.errors import InvalidRequestError
+from scissorhands.formats import EXACT, resident
 from scissorhands.policies import get_policy
 from scissorhands.policies.full import Full
 from scissorhands.profile import Profile, share_out
@@ -41,6 +42,7 @@ def grant(
     shape: ModelShape,
     total_tokens: int | None = None,
     profile: Profile | None = None,
+    codec: str = EXACT,
 ) -> Grant:
     """Resolve a budget for one sequence. The manager and the worker both call this, so they agree.
 
@@ -51,6 +53,7 @@ def grant(
         total_tokens: Prompt plus new tokens, or None when unknown.
         profile: What eviction costs in each KV head of the model, for policies that share the budget by it; None when
             that was not measured.
+        codec: Format in which the slots of global layers are to be resident (:mod:`scissorhands.formats`).
 
     Raises:
         InvalidRequestError: Something asked for is unknown, out of range or contradictory.
@@ -60,7 +63,12 @@ def grant(
 
     # Signals take the same bytes for every budget: only the window sizes them, and no window depends on B.
     evidence = COMMON_EVIDENCE_BYTES + chosen.evidence_bytes(parameters_for(1), shape.group)
-    slot_bytes = shape.slot_bytes + evidence
+    held = resident(codec)
+    if held.name != EXACT and chosen.reads_vectors:
+        raise InvalidRequestError(
+            "codec", f"policy {chosen.name} reads keys and values, which must be resident as they are: codec none"
+        )
+    slot_bytes = held.slot_bytes(shape.head_dim, shape.element_bytes) + evidence
     per_token = len(shape.global_layers) * shape.kv_heads * slot_bytes
     # A sliding layer needs its window and nothing more, and its slots carry no evidence.
     windows = [min(window, total_tokens or window) for window in shape.layer_windows]
@@ -82,6 +90,7 @@ def grant(
         parameters=parameters_for(slots),
         bytes=fixed + slots * per_token,
         raised=raised,
+        codecs=_codecs(held.name, windows or [0] * shape.layers),
     )
     if profile is None or not chosen.shares_by_loss:
         return even
@@ -108,7 +117,13 @@ def _by_loss(
         layer_slots=tuple(found.get(head, slots) for head, slots in enumerate(own)),
         bytes=even.bytes - (slots * len(shared) - sum(found.values())) * slot_bytes,
         by_head=True,
+        codecs=tuple(codec for codec in even.codecs for _ in range(shape.kv_heads)),
     )
+
+
+def _codecs(name: str, windows: list[int]) -> tuple[str, ...]:
+    """Return the format of each layer; nothing if all are as they are."""
+    return () if name == EXACT else tuple(EXACT if window else name for window in windows)
 
 
 def grant_text(granted: Grant) -> str:
@@ -116,12 +131,24 @@ def grant_text(granted: Grant) -> str:
     numbers = " ".join(f"{name}={value}" for name, value in sorted(asdict(granted.parameters).items()))
     if granted.by_head:
         numbers += f" budgets={slots_text(granted)}"
+    if granted.codecs:
+        numbers += f" resident={codecs_text(granted)}"
     return f"{granted.policy}:{granted.preset} {numbers}"
+
+
+def codecs_text(granted: Grant) -> str:
+    """Return a grant's resident formats as text, equal for equal ones: the name of one, or a digest of several."""
+    names = {codec for codec in granted.codecs if codec != EXACT}
+    return names.pop() if len(names) == 1 else _digest(granted.codecs)
 
 
 def slots_text(granted: Grant) -> str:
     """Return a grant's budgets as text, equal for equal ones: one a layer, or a digest of those of all KV heads."""
     if not granted.by_head:
         return ",".join(map(str, granted.layer_slots))
-    # Thousands of numbers would not fit where this text is kept.
-    return hashlib.sha256(repr(granted.layer_slots).encode()).hexdigest()[:16]
+    return _digest(granted.layer_slots)
+
+
+def _digest(entries: tuple[object, ...]) -> str:
+    # Thousands of entries would not fit where this text is kept.
+    return hashlib.sha256(repr(entries).encode()).hexdigest()[:16]

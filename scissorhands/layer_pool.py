@@ -6,6 +6,8 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from scissorhands.attended import Attended, PackedAttended
+from scissorhands.codec.base import RowCodec
 from scissorhands.merging import fold
 from scissorhands.signals import Observation, Resident, Signal, Weight
 from scissorhands.slots import Slots
@@ -13,18 +15,11 @@ from scissorhands.snapshot import LayerEvidence
 from scissorhands.span import Span
 
 
-class Attended(NamedTuple):
-    """What new queries attend to.
+class LayerCodec(NamedTuple):
+    """What packs a layer's slots: its keys and its values."""
 
-    Args:
-        keys: ``[R, H, n, D]``.
-        values: ``[R, H, n, D]``.
-        visible: ``[R, 1, a, n]`` bool, which of them each query sees; None when each sees all.
-    """
-
-    keys: torch.Tensor
-    values: torch.Tensor
-    visible: torch.Tensor | None
+    keys: RowCodec
+    values: RowCodec
 
 
 class LayerPool:
@@ -38,6 +33,7 @@ class LayerPool:
         signals: The evidence to gather.
         dtype: Number type of keys and values.
         device: Where the tensors live.
+        codec: How keys and values are packed; None: as they are.
     """
 
     # W, the tokens that a query sees at most; 0 when it sees all that are kept.
@@ -52,11 +48,20 @@ class LayerPool:
         signals: tuple[Signal, ...],
         dtype: torch.dtype,
         device: torch.device,
+        codec: LayerCodec | None = None,
     ) -> None:
         self.signals = signals
         self._weight = next((index for index, signal in enumerate(signals) if isinstance(signal, Weight)), None)
-        self.keys = torch.zeros(rows, kv_heads, slots, head_dim, dtype=dtype, device=device)
-        self.values = torch.zeros_like(self.keys)
+        self.codec = codec
+        self._head_dim, self._dtype = head_dim, dtype
+        shape = (rows, kv_heads, slots)
+        if codec is None:
+            self.keys = torch.zeros(*shape, head_dim, dtype=dtype, device=device)
+            self.values = torch.zeros_like(self.keys)
+        else:
+            self.keys, self.values = (
+                torch.zeros(*shape, own.row_bytes(head_dim, dtype), dtype=torch.uint8, device=device) for own in codec
+            )
         self.positions = torch.zeros(rows, kv_heads, slots, dtype=torch.int32, device=device)
         self.states = [signal.allocate(rows, kv_heads, slots, device) for signal in signals]
 
@@ -67,7 +72,9 @@ class LayerPool:
         yield self.positions
         yield from self.states
 
-    def append(self, span: Span, keys: torch.Tensor, values: torch.Tensor, *, fresh: bool = True) -> Attended:
+    def append(
+        self, span: Span, keys: torch.Tensor, values: torch.Tensor, *, fresh: bool = True
+    ) -> Attended | PackedAttended:
         """Put new keys and values ``[R, H, a, D]`` behind the slots in use.
 
         Args:
@@ -80,6 +87,8 @@ class LayerPool:
             What the new tokens' queries attend to.
         """
         del fresh  # Free slots have no evidence, and what a repeated pass counted already stays.
+        if self.codec is not None:
+            keys, values = self.codec.keys.encode_rows(keys), self.codec.values.encode_rows(values)
         if span.even:
             place = (span.rows, slice(None), slice(span.lengths[0], span.extent))
             self.keys[place] = keys
@@ -91,7 +100,11 @@ class LayerPool:
             self.values[at] = values.transpose(1, 2)
             self.positions[at] = span.positions.unsqueeze(-1)
         used = (span.rows, slice(None), slice(span.extent))
-        return Attended(self.keys[used], self.values[used], span.visible)
+        if self.codec is None:
+            return Attended(self.keys[used], self.values[used], span.visible)
+        return PackedAttended(
+            self.keys[used], self.values[used], span.visible, *self.codec, self._head_dim, self._dtype
+        )
 
     def observe(
         self, span: Span, probabilities: torch.Tensor, scores: torch.Tensor, kinds: torch.Tensor | None = None
@@ -127,7 +140,7 @@ class LayerPool:
         keys, values, positions, mass = (
             _gather(tensor[row], flat) for tensor in (self.keys, self.values, self.positions, self.states[0])
         )
-        return Slots(keys, values, positions, mass)
+        return Slots(keys, values, positions, mass, packed=self.codec is not None)
 
     def compact(self, row: int, slots: torch.Tensor) -> None:
         """Move the given slots ``[H, k]``, ascending, to the front of a row; the rest of the row is free."""

@@ -5,7 +5,9 @@ from contextlib import ExitStack, suppress
 import torch
 
 from scissorhands.budget import Grant, ModelShape
-from scissorhands.layer_pool import LayerPool
+from scissorhands.codec import RowCodec, Statistics, get_codec
+from scissorhands.formats import EXACT
+from scissorhands.layer_pool import LayerCodec, LayerPool
 from scissorhands.signals import signals_for
 from scissorhands.sliding import SlidingLayer
 
@@ -22,9 +24,17 @@ class Pool:
         shape: The model's sizes.
         dtype: Number type of keys and values.
         device: Where the tensors live.
+        statistics: What was measured of the model, for codecs that need it.
     """
 
-    def __init__(self, grant: Grant, shape: ModelShape, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self,
+        grant: Grant,
+        shape: ModelShape,
+        dtype: torch.dtype,
+        device: torch.device,
+        statistics: Statistics | None = None,
+    ) -> None:
         signals = signals_for(grant, shape.group)
         self.rows = 0
         self._parts = shape.kv_heads if grant.by_head else 1
@@ -34,7 +44,16 @@ class Pool:
         self.layers = [
             SlidingLayer(0, shape.kv_heads, slots, shape.head_dim, shape.window(layer), dtype, device)
             if shape.window(layer)
-            else LayerPool(0, shape.kv_heads, slots, shape.head_dim, signals, dtype, device)
+            else LayerPool(
+                0,
+                shape.kv_heads,
+                slots,
+                shape.head_dim,
+                signals,
+                dtype,
+                device,
+                layer_codec(grant.codec_of(layer), shape, layer, statistics),
+            )
             for layer, slots in enumerate(grant.layer_slots)
         ]
 
@@ -72,3 +91,24 @@ class Pool:
     def allocated_bytes(self) -> int:
         """Return the bytes of all tensors, measured on their storages."""
         return sum(tensor.untyped_storage().nbytes() for layer in self.layers for tensor in layer.tensors())
+
+
+def layer_codec(name: str, shape: ModelShape, layer: int, statistics: Statistics | None) -> LayerCodec | None:
+    """Return what packs a global layer's slots; None if they are resident as they are.
+
+    Args:
+        name: Name of the format.
+        shape: The shape in which rows are stored.
+        layer: The layer, of that shape.
+        statistics: What was measured of the model, for codecs that need it.
+
+    Raises:
+        InvalidRequestError: The format cannot be resident, or needs statistics that there are not.
+    """
+    if name == EXACT:
+        return None
+    first = shape.global_layers.index(layer) * shape.kv_heads
+    codec = get_codec(name, shape.head_dim, statistics, slice(first, first + shape.kv_heads))
+    assert isinstance(codec.keys, RowCodec)
+    assert isinstance(codec.values, RowCodec)
+    return LayerCodec(codec.keys, codec.values)

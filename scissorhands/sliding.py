@@ -9,8 +9,9 @@ for the time of that one layer's computation.
 
 import torch
 
+from scissorhands.attended import Attended
 from scissorhands.errors import EngineError, InvalidRequestError
-from scissorhands.layer_pool import Attended, LayerPool
+from scissorhands.layer_pool import LayerPool
 from scissorhands.slots import Slots
 from scissorhands.span import Span
 

@@ -9,6 +9,7 @@ from transformers import PreTrainedModel
 
 from scissorhands.budget import Grant
 from scissorhands.cache import ResidentCache
+from scissorhands.codec.statistics import attached
 from scissorhands.evaluation.sizes import Sizes, sizes_of
 from scissorhands.evaluation.texts import Tokens
 from scissorhands.probe import model_shape
@@ -31,7 +32,7 @@ class Decoder:
     def __init__(self, model: PreTrainedModel, grant: Grant, prompts: Sequence[Sequence[int]], new_tokens: int) -> None:
         self._prompts = prompts
         self._step = ModelStep(model)
-        self._cache = ResidentCache(model_shape(model), model.dtype, model.device)
+        self._cache = ResidentCache(model_shape(model), model.dtype, model.device, statistics=attached(model))
         # The last token is chosen, but never appended.
         self._rows = [self._cache.add_row(grant, limit=len(prompt) + new_tokens - 1) for prompt in prompts]
 

@@ -1,11 +1,13 @@
 """Loading a model for evaluation, from a folder or the Hugging Face hub."""
 
 import hashlib
+from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
+from scissorhands.codec.statistics import attach, find
 from scissorhands.errors import InvalidRequestError
 from scissorhands.kinds import tell_kinds, token_kinds
 from scissorhands.probe import probe
@@ -43,6 +45,7 @@ def load(model: str, dtype: str, device: str) -> tuple[PreTrainedModel, PreTrain
     loaded.to(place)
     probe(loaded)
     tell_kinds(loaded, token_kinds(tokenizer))
+    attach(loaded, find(Path(model)))
     return loaded, tokenizer
 
 

@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 
 from scissorhands.budget import Grant
 from scissorhands.cache import ResidentCache
+from scissorhands.codec.statistics import attached
 from scissorhands.errors import EngineError
 from scissorhands.evaluation.sizes import Sizes, sizes_of
 from scissorhands.evaluation.statistics import Losses
@@ -69,7 +70,9 @@ def measure(
         batch = tokens[start : start + MOST_ROWS]
         # The last token is only predicted, never fed.
         fed = batch[:, :-1]
-        cache = ResidentCache(model_shape(model), model.dtype, model.device, planner_for(fed))
+        cache = ResidentCache(
+            model_shape(model), model.dtype, model.device, planner_for(fed), statistics=attached(model)
+        )
         rows = [cache.add_row(grant, name=str(index), limit=fed.shape[1]) for index in range(len(batch))]
         sizes = sizes_of(cache)
         parts, done = [], 0

@@ -6,11 +6,10 @@ from pathlib import Path
 from scissorhands.budget import BudgetRequest
 from scissorhands.errors import InvalidRequestError
 from scissorhands.evaluation.texts import Text
+from scissorhands.formats import EXACT, resident
 from scissorhands.policies import get_policy, policy_names
 from scissorhands.policies.full import Full
 
-# The other codecs store what was evicted; none of them is resident yet.
-CODECS = ("none",)
 # The oracle knows the text to come, so it is no policy that a server could be asked for: only measurements that feed
 # a given text twice take it. With :values, attention counts by the norm of what is attended to.
 ORACLE = "oracle"
@@ -32,10 +31,10 @@ class Choice:
     budget: float
 
     def __str__(self) -> str:
-        return f"{self.policy} {self.budget:g}" + ("" if self.codec == "none" else f" {self.codec}")
+        return f"{self.policy} {self.budget:g}" + ("" if self.codec == EXACT else f" {self.codec}")
 
 
-FULL = Choice(Full.name, "none", 1.0)
+FULL = Choice(Full.name, EXACT, 1.0)
 
 
 @dataclass(frozen=True)
@@ -81,13 +80,11 @@ def choices(
     Raises:
         InvalidRequestError: There is no such policy or codec, or a budget is not a share.
     """
-    for codec in codecs:
-        if codec not in CODECS:
-            raise InvalidRequestError("codec", f"{codec!r} cannot be resident; allowed: {', '.join(CODECS)}")
+    formats = [resident(codec).name for codec in codecs]
     for budget in budgets:
         BudgetRequest.fraction(budget)
     labels = [policy if policy in beside else _label(policy, beside) for policy in policies]
-    combinations = [Choice(label, codec, budget) for label in labels for codec in codecs for budget in budgets]
+    combinations = [Choice(label, codec, budget) for label in labels for codec in formats for budget in budgets]
     return tuple(dict.fromkeys(combinations))
 
 

@@ -9,6 +9,7 @@ from transformers import PreTrainedModel
 
 from scissorhands.budget import Grant
 from scissorhands.cache import ResidentCache
+from scissorhands.codec.statistics import attached
 from scissorhands.evaluation.perplexity import feed
 from scissorhands.probe import model_shape
 from scissorhands.row import Planner, Row
@@ -44,7 +45,7 @@ def lost(
         ``[sequences, layers, kv_heads]``, between 0 and 1.
     """
     shape, (sequences, length) = model_shape(model), tokens.shape
-    cache = ResidentCache(shape, model.dtype, model.device, planner)
+    cache = ResidentCache(shape, model.dtype, model.device, planner, statistics=attached(model))
     rows = [cache.add_row(granted, name=str(index), limit=length) for index in range(sequences)]
     mass = np.zeros((sequences, shape.layers, shape.kv_heads))
     done = evictions = 0

@@ -61,7 +61,7 @@ class Setup:
         name, _, preset = choice.policy.partition(":")
         total = self.request.length if tokens is None else tokens
         budget, policy = BudgetRequest.fraction(choice.budget), PolicyRequest(name, preset)
-        return grant(budget, policy, self.shape, total, self.profile)
+        return grant(budget, policy, self.shape, total, self.profile, choice.codec)
 
     def full_grant(self, tokens: int | None = None) -> Grant:
         """Return the grant of the full cache for sequences of ``tokens``."""

@@ -59,7 +59,7 @@ class Offloader:
 
     def _encode(self, task: Task, eviction: Eviction) -> bytes:
         try:
-            codec = get_codec(task.codec)
+            codec = get_codec(task.codec, self._info.head_dim)
             identity = SegmentIdentity(
                 model=self._info.fingerprint,
                 tokenizer=self._info.tokenizer_fingerprint,
@@ -67,13 +67,13 @@ class Offloader:
                 policy=grant_text(task.grant),
                 layer_slots=slots_text(task.grant),
                 codec=codec.name,
-                codec_version=str(codec.version),
+                codec_version=codec.version,
                 tokens=task.token_digest(eviction.step),
                 tenant=DEFAULT_TENANT,
                 session_id=task.session_id,
             )
-            kv_heads = self._info.kv_heads
-            return encode_segment(identity, eviction.epoch, eviction.step, eviction.layers, codec, kv_heads)
+            head_dim, kv_heads = self._info.head_dim, self._info.kv_heads
+            return encode_segment(identity, eviction.epoch, eviction.step, eviction.layers, codec, head_dim, kv_heads)
         except InvalidRequestError as error:
             # The manager may grant a codec that this worker lacks, and numbers that are not finite cannot be stored;
             # the answer goes on without its archive.
