@@ -40,7 +40,7 @@ def same(response, session, evidence):
     "policy",
     [
         *("scissorhands", "scissorhands:paper", "h2o", "tova", "snapkv", "streaming"),
-        *("r-kv", "fastgen", "expected-attention", "protected:h2o", "protected:tova"),
+        *("r-kv", "fastgen", "expected-attention", "protected:h2o", "protected:tova", "merged:h2o"),
     ],
 )
 async def test_a_plan_over_grpc_is_the_local_plan(manager, connect, policy):

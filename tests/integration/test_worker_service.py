@@ -21,7 +21,7 @@ from scissorhands_server.worker.sampling import Sampler
 GAUGES = ("rows", "queue_requests", "cache_slots", "cache_budget_slots", "cache_allocated_bytes", "cache_full_bytes")
 POLICIES = (
     *("scissorhands", "scissorhands:paper", "h2o", "tova", "snapkv", "streaming"),
-    *("r-kv", "fastgen", "expected-attention", "protected:h2o"),
+    *("r-kv", "fastgen", "expected-attention", "protected:h2o", "merged:h2o"),
 )
 
 

@@ -75,6 +75,7 @@ def snapshot(session, epoch=0, seed=0, signals=("mass",)):
             "token_kind": generator.integers(0, 3, (heads, length)),
             "expected_attention": part,
             "redundancy": part - mass,
+            "weight": np.log1p(part),
         }
         layers.append(LayerEvidence(positions, {name: known[name] for name in signals}))
     return Snapshot(epoch, step, ahead, 1, tuple(layers), prompt=step // 2)
@@ -91,6 +92,7 @@ def signals_of(policy):
         "fastgen": ("token_kind",),
         "expected-attention": ("expected_attention",),
         "protected:tova": ("last_attention",),
+        "merged:h2o": ("weight",),
     }
     return ("mass", *own.get(policy, ()))
 

@@ -154,7 +154,7 @@ def test_snapshots_round_trip():
 
 
 @pytest.mark.parametrize(
-    "policy", ["h2o", "streaming", "scissorhands", "r-kv", "fastgen", "expected-attention", "protected"]
+    "policy", ["h2o", "streaming", "scissorhands", "r-kv", "fastgen", "expected-attention", "protected", "merged"]
 )
 def test_a_plan_is_the_same_on_both_sides(policy):
     snapshot = make_snapshot(lengths=(40, 40), largest=500)
