@@ -34,6 +34,7 @@ class Family:
         default: The bits of keys and values that a bare name means.
         vector_bytes: Returns the bytes of one vector of ``head_dim`` elements at so many bits, for a number type of so
             many bytes; of a format whose rows are not independent, its share of a whole block.
+        value_bytes: The same of values, where they are stored in another way than keys.
         independent: Whether every vector is encoded on its own, so that slots can be evicted apart. Only such a format
             can be resident.
         calibrated: Whether it needs a model's measured statistics.
@@ -43,6 +44,7 @@ class Family:
     bits: tuple[float, ...]
     default: float
     vector_bytes: Callable[[int, float, int], int]
+    value_bytes: Callable[[int, float, int], int] | None = None
     independent: bool = True
     calibrated: bool = False
     multiple: int = 8
@@ -63,6 +65,11 @@ def _transformed(head_dim: int, bits: float, element_bytes: int) -> int:
     return int(head_dim * bits) // 16 * 2 + SCALE_BYTES
 
 
+def _by_channel(head_dim: int, bits: float, element_bytes: int) -> int:
+    del element_bytes
+    return int(head_dim * bits) // 8 + RANGE_BYTES * head_dim // BLOCK
+
+
 def _plain(head_dim: int, bits: float, element_bytes: int) -> int:
     del bits
     return head_dim * element_bytes
@@ -74,6 +81,8 @@ FAMILIES: dict[str, Family] = {
     "int4": Family((4,), 4, _grouped, multiple=2),
     "int4-hadamard": Family((4,), 4, _scaled, multiple=2),
     "turboquant": Family((2, 3, 4), 4, _scaled),
+    "kivi": Family((2, 4), 4, _by_channel, _grouped, independent=False),
+    "block-gtq": Family((2, 3, 4), 4, _scaled, calibrated=True),
     "klt": Family((2, 2.5, 3, 3.5, 4, 4.5, 5, 6), 4, _transformed, calibrated=True),
 }
 
@@ -110,7 +119,8 @@ class Format:
         Raises:
             InvalidRequestError: The format does not hold vectors of this size.
         """
-        return self._vector_bytes(head_dim, self.key_bits, element_bytes)
+        family = self._fitting(head_dim)
+        return family.vector_bytes(head_dim, self.key_bits, element_bytes)
 
     def value_bytes(self, head_dim: int, element_bytes: int) -> int:
         """Return the bytes of one value, scales included.
@@ -118,19 +128,20 @@ class Format:
         Raises:
             InvalidRequestError: The format does not hold vectors of this size.
         """
-        return self._vector_bytes(head_dim, self.value_bits, element_bytes)
+        family = self._fitting(head_dim)
+        return (family.value_bytes or family.vector_bytes)(head_dim, self.value_bits, element_bytes)
 
     def slot_bytes(self, head_dim: int, element_bytes: int) -> int:
         """Return the bytes of a key and a value."""
         return self.key_bytes(head_dim, element_bytes) + self.value_bytes(head_dim, element_bytes)
 
-    def _vector_bytes(self, head_dim: int, bits: float, element_bytes: int) -> int:
+    def _fitting(self, head_dim: int) -> Family:
         family = FAMILIES[self.family]
         if head_dim % family.multiple:
             raise InvalidRequestError(
                 "codec", f"{self.family} needs a head_dim that is a multiple of {family.multiple}, got {head_dim}"
             )
-        return family.vector_bytes(head_dim, bits, element_bytes)
+        return family
 
 
 @lru_cache

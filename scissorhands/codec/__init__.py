@@ -6,6 +6,7 @@ from functools import lru_cache
 from scissorhands.codec.base import Codec, RowCodec, VectorCodec
 from scissorhands.codec.grouped import Grouped
 from scissorhands.codec.int4_hadamard import int4_hadamard
+from scissorhands.codec.kivi import ByChannel
 from scissorhands.codec.none import Exact
 from scissorhands.codec.statistics import Statistics
 from scissorhands.codec.turboquant import turboquant
@@ -13,13 +14,16 @@ from scissorhands.errors import InvalidRequestError
 from scissorhands.formats import Format, parse
 
 VERSION = "2"
-# What makes the codecs of keys or values of the families that need no statistics, from head_dim and bits.
+# What makes the codecs of values, and of keys where they are encoded alike, of the families that need no statistics,
+# from head_dim and bits.
 _MAKERS: dict[str, Callable[[int, float], VectorCodec]] = {
     "none": lambda _, __: Exact(),
     "int8": lambda _, bits: Grouped(int(bits)),
     "int4": lambda _, bits: Grouped(int(bits)),
     "int4-hadamard": lambda head_dim, _: int4_hadamard(head_dim),
     "turboquant": lambda head_dim, bits: turboquant(head_dim, int(bits)),
+    "kivi": lambda _, bits: Grouped(int(bits)),
+    "block-gtq": lambda head_dim, bits: turboquant(head_dim, int(bits)),
 }
 
 
@@ -41,15 +45,19 @@ def get_codec(name: str, head_dim: int, statistics: Statistics | None = None, he
         return _plain(found, head_dim)
     if statistics is None:
         raise InvalidRequestError("codec", f"{name} needs a model's statistics: run scissorhands calibrate first")
+    version = f"{VERSION}-{statistics.digest}"
+    if found.family == "block-gtq":
+        values = _MAKERS[found.family](head_dim, found.value_bits)
+        return Codec(found, version, statistics.rotary_codec(found.key_bits, heads), values)
     keys = statistics.codec("keys", found.key_bits, heads)
-    values = statistics.codec("values", found.value_bits, heads)
-    return Codec(found, f"{VERSION}-{statistics.digest}", keys, values)
+    return Codec(found, version, keys, statistics.codec("values", found.value_bits, heads))
 
 
 @lru_cache
 def _plain(found: Format, head_dim: int) -> Codec:
     make = _MAKERS[found.family]
-    return Codec(found, VERSION, make(head_dim, found.key_bits), make(head_dim, found.value_bits))
+    keys = ByChannel(int(found.key_bits)) if found.family == "kivi" else make(head_dim, found.key_bits)
+    return Codec(found, VERSION, keys, make(head_dim, found.value_bits))
 
 
 __all__ = ["Codec", "RowCodec", "Statistics", "VectorCodec", "get_codec"]

@@ -1,7 +1,7 @@
 """The base of all codecs: how keys and values become bytes."""
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -12,6 +12,11 @@ from scissorhands.formats import Format
 
 class VectorCodec(ABC):
     """Encodes blocks of vectors of ``head_dim`` elements: all keys, or all values."""
+
+    def of_head(self, head: int) -> "VectorCodec":
+        """Return what encodes the vectors of one of its KV heads alone, ``[..., n, head_dim]``."""
+        del head
+        return self
 
     @abstractmethod
     def block_bytes(self, count: int, head_dim: int, dtype: torch.dtype) -> int:
@@ -107,6 +112,10 @@ class Codec:
     def name(self) -> str:
         """Its full name."""
         return self.format.name
+
+    def of_head(self, head: int) -> "Codec":
+        """Return the codec of one of its KV heads; codecs that need no statistics are the same for all."""
+        return replace(self, keys=self.keys.of_head(head), values=self.values.of_head(head))
 
 
 def require_finite(vectors: torch.Tensor) -> None:

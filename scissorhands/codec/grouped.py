@@ -22,12 +22,11 @@ class Grouped(RowCodec):
     saturate.
 
     Args:
-        bits: Bits of an element, 4 or 8.
+        bits: Bits of an element, 2, 4 or 8.
     """
 
     def __init__(self, bits: int) -> None:
         self.bits = bits
-        self._top = 2**bits - 1
 
     def row_bytes(self, head_dim: int, dtype: torch.dtype) -> int:
         """Return the levels' bytes and four a group."""
@@ -38,28 +37,54 @@ class Grouped(RowCodec):
         """Quantize each group between its smallest and its largest element."""
         head_dim = vectors.shape[-1]
         group = _group(head_dim)
-        groups = vectors.float().clamp(-LARGEST, LARGEST).reshape(*vectors.shape[:-1], head_dim // group, group)
-        # Quantize against the stored, rounded minimum and step, so that decoding inverts exactly what was stored.
-        low = groups.amin(dim=-1).half()
-        spread = groups.amax(dim=-1) - low.float()
-        step = (spread / self._top).clamp(0, LARGEST).half()
-        divisor = torch.where(step > 0, step.float(), torch.ones_like(spread)).unsqueeze(-1)
-        levels = (
-            ((groups - low.float().unsqueeze(-1)) / divisor).round().clamp(0, self._top).to(torch.uint8).flatten(-2)
-        )
-        return torch.cat([low.view(torch.uint8), step.view(torch.uint8), pack(levels, self.bits)], dim=-1)
+        low, step, levels = quantize(vectors.reshape(*vectors.shape[:-1], head_dim // group, group), self.bits)
+        return torch.cat([low, step, pack(levels.flatten(-2), self.bits)], dim=-1)
 
     def unpack(self, data: torch.Tensor, head_dim: int, dtype: torch.dtype) -> Unpacked:
         """Return minimum plus step times level."""
         group = _group(head_dim)
         groups = head_dim // group
-        # contiguous() would not copy a single row, whose stride may be odd and cannot be viewed as two-byte numbers.
-        ranges = data[..., : 4 * groups].clone(memory_format=torch.contiguous_format).view(torch.float16).float()
-        low, step = ranges[..., :groups].unsqueeze(-1), ranges[..., groups:].unsqueeze(-1)
-        levels = unpack(data[..., 4 * groups :], self.bits).reshape(*data.shape[:-1], groups, group)
-        # A minimum and all rounded steps can exceed float16 by a hair where the input did not.
-        limit = min(LARGEST, torch.finfo(dtype).max)
-        return Unpacked(levels.float().mul_(step).add_(low).clamp_(-limit, limit).flatten(-2), None)
+        levels = unpack(data[..., RANGE_BYTES * groups :], self.bits).reshape(*data.shape[:-1], groups, group)
+        return Unpacked(dequantize(data[..., : RANGE_BYTES * groups], levels, dtype).flatten(-2), None)
+
+
+def quantize(groups: torch.Tensor, bits: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Quantize each group between its smallest and its largest element.
+
+    Args:
+        groups: ``[..., groups, n]``.
+        bits: Bits of a level.
+
+    Returns:
+        The bytes of the minima and of the steps, each ``[..., 2 * groups]`` uint8, and the levels, as ``groups``.
+    """
+    top = 2**bits - 1
+    groups = groups.float().clamp(-LARGEST, LARGEST)
+    # Quantize against the stored, rounded minimum and step, so that decoding inverts exactly what was stored.
+    low = groups.amin(dim=-1).half()
+    spread = groups.amax(dim=-1) - low.float()
+    step = (spread / top).clamp(0, LARGEST).half()
+    divisor = torch.where(step > 0, step.float(), torch.ones_like(spread)).unsqueeze(-1)
+    levels = ((groups - low.float().unsqueeze(-1)) / divisor).round().clamp(0, top).to(torch.uint8)
+    return low.view(torch.uint8), step.view(torch.uint8), levels
+
+
+def dequantize(ranges: torch.Tensor, levels: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Undo :func:`quantize`.
+
+    Args:
+        ranges: ``[..., 4 * groups]`` uint8, minima and steps.
+        levels: ``[..., groups, n]``.
+        dtype: Number type whose range the numbers must not leave.
+
+    Returns:
+        Numbers, float32, shaped as ``levels``.
+    """
+    # contiguous() would not copy a single row, whose stride may be odd and cannot be viewed as two-byte numbers.
+    low, step = ranges.clone(memory_format=torch.contiguous_format).view(torch.float16).float().chunk(2, dim=-1)
+    # A minimum and all rounded steps can exceed float16 by a hair where the input did not.
+    limit = min(LARGEST, torch.finfo(dtype).max)
+    return levels.float().mul_(step.unsqueeze(-1)).add_(low.unsqueeze(-1)).clamp_(-limit, limit)
 
 
 def _group(head_dim: int) -> int:

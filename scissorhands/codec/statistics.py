@@ -9,6 +9,8 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 
+from scissorhands.codec.block_gtq import block_gtq
+from scissorhands.codec.by_head import ByHead
 from scissorhands.codec.klt import klt
 from scissorhands.codec.scaled import Scaled
 from scissorhands.errors import InvalidRequestError
@@ -16,6 +18,7 @@ from scissorhands.errors import InvalidRequestError
 FILE_NAME = "scissorhands-statistics.safetensors"
 _SIDES = ("keys", "values")
 _PARTS = ("analysis", "synthesis", "spectrum")
+_ENERGY = "rotary.energy"
 _DIGITS = 16
 _ATTRIBUTE = "_scissorhands_statistics"
 
@@ -26,7 +29,8 @@ class Statistics:
     Args:
         tensors: ``{side}.analysis`` and ``{side}.synthesis`` ``[heads, head_dim, head_dim]`` and ``{side}.spectrum``
             ``[heads, head_dim]``, float32, for the sides ``keys`` and ``values``; heads are the KV heads of all global
-            layers, layer by layer.
+            layers, layer by layer. Of a model with rotary positions also ``rotary.energy`` ``[heads, head_dim / 2]``;
+            see :mod:`scissorhands.codec.block_gtq`.
         made_by: What made them: the model's weights and the command.
 
     Raises:
@@ -39,14 +43,19 @@ class Statistics:
         if spectrum is None or spectrum.dim() != 2:  # noqa: PLR2004 - heads and elements
             raise InvalidRequestError("statistics", "has no keys.spectrum of two dimensions: make it anew")
         self.heads, self.head_dim = spectrum.shape
-        for side in _SIDES:
-            for part in _PARTS:
-                wanted = (
-                    (self.heads, self.head_dim) if part == "spectrum" else (self.heads, self.head_dim, self.head_dim)
-                )
-                tensor = tensors.get(f"{side}.{part}")
-                if tensor is None or tensor.shape != wanted or tensor.dtype != torch.float32:
-                    raise InvalidRequestError("statistics", f"{side}.{part} must be float32 {wanted}: make it anew")
+        shapes = {
+            f"{side}.{part}": (self.heads, self.head_dim, *([] if part == "spectrum" else [self.head_dim]))
+            for side in _SIDES
+            for part in _PARTS
+        }
+        if _ENERGY in tensors:
+            shapes[_ENERGY] = (self.heads, self.head_dim // 2)
+        for name, wanted in shapes.items():
+            tensor = tensors.get(name)
+            if tensor is None or tensor.shape != wanted or tensor.dtype != torch.float32:
+                raise InvalidRequestError("statistics", f"{name} must be float32 {wanted}: make it anew")
+            if not bool(torch.isfinite(tensor).all()):
+                raise InvalidRequestError("statistics", f"{name} contains NaN or infinity: make it anew")
         self._tensors = {name: tensors[name] for name in sorted(tensors)}
         digest = hashlib.sha256()
         for name, tensor in self._tensors.items():
@@ -54,6 +63,7 @@ class Statistics:
             digest.update(tensor.contiguous().numpy().tobytes())
         self.digest = digest.hexdigest()[:_DIGITS]
         self._made = lru_cache(maxsize=None)(self._make)
+        self._made_rotary = lru_cache(maxsize=None)(self._make_rotary)
 
     @classmethod
     def read(cls, path: Path) -> "Statistics":
@@ -91,6 +101,28 @@ class Statistics:
         """Return what encodes the keys or values of some heads, all by default."""
         start, stop, _ = (heads or slice(None)).indices(self.heads)
         return self._made(side, bits, start, stop)
+
+    def rotary_codec(self, bits: float, heads: slice | None = None) -> ByHead:
+        """Return what encodes the keys of some heads by the energy of their rotary pairs, all by default.
+
+        Raises:
+            InvalidRequestError: The model has no rotary positions, or they have not been measured.
+        """
+        if _ENERGY not in self._tensors:
+            raise InvalidRequestError(
+                "codec",
+                "block-gtq needs rotary positions, and the statistics say nothing of them: the model has none, or the "
+                "statistics are older; take another codec, or run scissorhands calibrate again",
+            )
+        start, stop, _ = (heads or slice(None)).indices(self.heads)
+        return self._made_rotary(bits, start, stop)
+
+    def _make_rotary(self, bits: float, start: int, stop: int) -> ByHead:
+        synthesis, spectrum = (self._tensors[f"keys.{part}"][start:stop].double() for part in _PARTS[1:])
+        # The second moments of the keys, undoing the transform: the mean squares of their elements.
+        second = torch.einsum("hij,hj->hi", synthesis.square(), spectrum)
+        energies = self._tensors[_ENERGY][start:stop]
+        return ByHead([block_gtq(energy, own, bits) for energy, own in zip(energies, second, strict=True)])
 
     def _make(self, side: str, bits: float, start: int, stop: int) -> Scaled:
         analysis, synthesis, spectrum = (self._tensors[f"{side}.{part}"][start:stop] for part in _PARTS)
