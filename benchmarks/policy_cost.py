@@ -2,10 +2,11 @@
 
     python benchmarks/policy_cost.py --model .models/smollm2-135m-instruct --json benchmarks/results/policy_cost.json
 
-A row is filled with random tokens until every head has evicted. Decode steps are then timed with and without their
-signals, by turns (repeating a pass does not observe). Evictions are timed apart, from snapshot to compaction, and
-spread over the steps that they serve. One row, since signals and plans grow with rows as attention does. Times are
-lower quartiles of what the process takes of the CPU, so that other programs of the machine count for little.
+A row is filled with random tokens until every head has evicted. Decode steps are then timed, and what of them goes to
+the evidence: the mean over the query heads of a group (timed on the scores, which have its shape) and the signals.
+Evictions are timed apart, from snapshot to compaction, and spread over the steps that they serve. One row, since
+signals and plans grow with rows as attention does. Times are medians of what the thread takes of the CPU, so that other
+programs of the machine count for less.
 """
 
 import json
@@ -15,7 +16,7 @@ import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import click
 import torch
@@ -29,9 +30,11 @@ from scissorhands.cache import ResidentCache
 from scissorhands.codec.statistics import attached
 from scissorhands.evaluation.loading import load
 from scissorhands.grant import PolicyRequest, grant
+from scissorhands.layer_pool import LayerPool
 from scissorhands.probe import model_shape
 from scissorhands.profile import Profile
 from scissorhands.row import Row
+from scissorhands.span import Span
 from scissorhands.step import ModelStep
 from scissorhands.view import StepView
 
@@ -55,14 +58,30 @@ PIECE = 512
 
 def timed(work: Callable[[], object]) -> float:
     """Return how long some work takes of the CPU, in seconds."""
-    began = time.process_time()
+    began = time.thread_time()
     work()
-    return time.process_time() - began
+    return time.thread_time() - began
 
 
-def quartile(seconds: list[float]) -> float:
-    """Return the lower quartile: what else the machine does only ever adds."""
-    return statistics.quantiles(seconds, n=4, method="inclusive")[0]
+class SignalClock:
+    """Adds up what observing takes, in seconds, while it is entered."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self._observe = LayerPool.observe
+
+    def __enter__(self) -> Self:
+        clock = self
+
+        def observe(pool: LayerPool, span: Span, probabilities: Any, scores: Any, kinds: Any = None) -> None:
+            clock.seconds += timed(lambda: scores.mean(dim=2))
+            clock.seconds += timed(lambda: clock._observe(pool, span, probabilities, scores, kinds))
+
+        LayerPool.observe = observe
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        LayerPool.observe = self._observe
 
 
 def fill(step: ModelStep, row: Row, tokens: list[int], slack: int = 0) -> None:
@@ -102,16 +121,16 @@ def measure(model: Any, policy: str, slots: int, steps: int, evictions: int) -> 
         fill(step, row, tokens)
         cache.prepare_decode(row)
     evicting = [eviction_seconds(cache, step, row, tokens) for _ in range(evictions)]
-    timings: dict[bool, list[float]] = {True: [], False: []}
-    for number in track(range(2 * steps), description=f"{policy} {slots}", transient=True):
-        # A pass whose evidence is counted already gives the same answer. Neither is first always.
-        observing = number % 4 in (0, 3)
-        row.observed_layers = 0 if observing else len(row.pool.layers)
-        timings[observing].append(timed(lambda: forward(model, row, tokens[0])))
-    observed, bare = timings[True], timings[False]
-    eviction = quartile(evicting)
-    signals = quartile(observed) - quartile(bare)
-    whole = quartile(observed) + eviction
+    stepping, observing = [], []
+    for _ in track(range(steps), description=f"{policy} {slots}", transient=True):
+        stepping.append(timed(lambda: forward(model, row, tokens[0])))
+        row.observed_layers = 0
+        with SignalClock() as clock:
+            forward(model, row, tokens[0])
+        row.observed_layers = 0
+        observing.append(clock.seconds)
+    eviction, signals = statistics.median(evicting), statistics.median(observing)
+    whole = statistics.median(stepping) + eviction
     return {
         "policy": policy,
         "slots": slots,
