@@ -22,6 +22,8 @@ BLOCK = 32
 SCALE_BYTES = 2
 # A minimum and a step, each in float16.
 RANGE_BYTES = 4
+# Units of a transformed vector, above which they are made larger where that is possible.
+_MOST_UNITS = 16
 _BITS = re.compile(r"k(\d(?:\.5)?)v(\d(?:\.5)?)|(\d(?:\.5)?)")
 
 
@@ -62,12 +64,21 @@ def _scaled(head_dim: int, bits: float, element_bytes: int) -> int:
 
 def _transformed(head_dim: int, bits: float, element_bytes: int) -> int:
     del element_bytes
-    return int(head_dim * bits) // 16 * 2 + SCALE_BYTES
+    unit = transform_unit(head_dim)
+    return int(head_dim * bits) // (2 * unit) * unit // 4 + SCALE_BYTES
 
 
 def _by_channel(head_dim: int, bits: float, element_bytes: int) -> int:
     del element_bytes
     return int(head_dim * bits) // 8 + RANGE_BYTES * head_dim // BLOCK
+
+
+def transform_unit(head_dim: int) -> int:
+    """Return how many elements of a transformed vector get or lose bits together: 8, or more of a large vector."""
+    unit = 8
+    while head_dim > _MOST_UNITS * unit and head_dim % (2 * unit) == 0:
+        unit *= 2
+    return unit
 
 
 def _plain(head_dim: int, bits: float, element_bytes: int) -> int:

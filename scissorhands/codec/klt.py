@@ -19,10 +19,8 @@ import torch
 
 from scissorhands.codec.rotation import rotation
 from scissorhands.codec.scaled import CUBIC, Group, Scaled
+from scissorhands.formats import transform_unit
 
-# Elements that get or lose bits together; larger heads have as many groups.
-UNIT = 8
-_MOST_UNITS = 16
 WIDTHS = (8, 6, 4, 2)
 
 
@@ -36,14 +34,15 @@ def klt(analysis: torch.Tensor, synthesis: torch.Tensor, spectrum: torch.Tensor,
         bits: Bits of an element on average, without the scale.
     """
     heads, head_dim = spectrum.shape
-    layout = best_layout(spectrum.double(), bits)
+    spectrum = spectrum.double().clamp_min(torch.finfo(torch.float32).tiny)
+    layout = best_layout(spectrum, bits)
     to_basis = torch.zeros(heads, head_dim, head_dim, dtype=torch.float64)
     back = torch.zeros_like(to_basis)
     weights = torch.zeros(heads, head_dim, dtype=torch.float64)
     start = 0
     for size, _ in layout:
         own = slice(start, start + size)
-        half = spectrum[:, own].double().pow(0.25).unsqueeze(-1)
+        half = spectrum[:, own].pow(0.25).unsqueeze(-1)
         variance = half.square().mean(dim=1, keepdim=True)
         turn = rotation(size)
         to_basis[:, own] = turn @ (analysis[:, own].double() / half) / variance.sqrt()
@@ -61,7 +60,7 @@ def best_layout(spectrum: torch.Tensor, bits: float) -> list[Group]:
         bits: Bits of an element on average.
     """
     head_dim = spectrum.shape[1]
-    unit = max(UNIT, head_dim // _MOST_UNITS)
+    unit = transform_unit(head_dim)
     roots = spectrum.clamp_min(0).sqrt()
     best, least = None, float("inf")
     for counts in layouts(head_dim // unit, int(head_dim * bits) // (2 * unit)):
