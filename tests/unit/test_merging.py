@@ -11,6 +11,7 @@ from support.tiny_models import random_tokens, tiny_model
 
 from scissorhands.attention import attend
 from scissorhands.budget import BudgetRequest
+from scissorhands.errors import InvalidRequestError
 from scissorhands.grant import PolicyRequest, grant
 from scissorhands.layer_pool import LayerPool
 from scissorhands.merging import fold
@@ -119,6 +120,8 @@ def test_weights_are_paid_for_and_need_slots_as_they_are():
         for policy in (PolicyRequest("h2o"), PolicyRequest("merged", "h2o"))
     )
     assert merged.bytes - plain.bytes == 4 * 64 * shape.layers * shape.kv_heads
+    with pytest.raises(InvalidRequestError, match="merged reads keys and values"):
+        grant(BudgetRequest.tokens(64), PolicyRequest("merged", "h2o"), shape, codec="int4-hadamard")
     assert all(get_policy("merged", preset).reads_vectors for preset in get_policy("merged").presets)
     assert get_policy("merged", "scissorhands").shares_by_loss
     assert not get_policy("merged", "h2o").shares_by_loss
