@@ -17,6 +17,9 @@ from functools import cached_property
 from scissorhands.errors import BudgetTooSmallError, InvalidRequestError
 from scissorhands.formats import EXACT
 
+# Compression is told against numbers of 16 bits.
+_HALF_BYTES = 2
+
 
 @dataclass(frozen=True)
 class ModelShape:
@@ -78,6 +81,7 @@ class BudgetUnit(Enum):
     TOKENS = "tokens"
     BYTES = "bytes"
     FRACTION = "fraction"
+    COMPRESSION = "compression"
 
 
 @dataclass(frozen=True)
@@ -86,7 +90,8 @@ class BudgetRequest:
 
     Args:
         unit: The unit of ``amount``.
-        amount: Slots per layer and head, bytes of the whole sequence, or a share of its length in (0, 1].
+        amount: Slots per layer and head, bytes of the whole sequence, a share of its length in (0, 1], or how many
+            times smaller than a full cache of the sequence in 16 bits all its bytes are to be; above 1.
 
     Raises:
         InvalidRequestError: The amount is not a finite number in its range.
@@ -102,6 +107,9 @@ class BudgetRequest:
         if self.unit is BudgetUnit.FRACTION:
             if not 0 < self.amount <= 1:
                 raise InvalidRequestError(field, f"must be above 0 and at most 1, got {self.amount:g}")
+        elif self.unit is BudgetUnit.COMPRESSION:
+            if self.amount <= 1:
+                raise InvalidRequestError(field, f"must be above 1, got {self.amount:g}")
         elif self.amount < 1 or self.amount != int(self.amount):
             raise InvalidRequestError(field, f"must be a whole number of at least 1, got {self.amount:g}")
 
@@ -119,6 +127,25 @@ class BudgetRequest:
     def fraction(cls, amount: float) -> "BudgetRequest":
         """Ask for ``amount`` of prompt plus new tokens, raised to the smallest valid budget."""
         return cls(BudgetUnit.FRACTION, amount)
+
+    @classmethod
+    def compression(cls, amount: float) -> "BudgetRequest":
+        """Ask for a row ``amount`` times smaller than a full cache in 16 bits, all its bytes counted."""
+        return cls(BudgetUnit.COMPRESSION, amount)
+
+    def in_bytes(self, shape: ModelShape, total_tokens: int | None) -> "BudgetRequest":
+        """Return a request for the bytes that a compression comes to; any other as it is.
+
+        Raises:
+            InvalidRequestError: There is no length, or not one byte is left.
+        """
+        if self.unit is not BudgetUnit.COMPRESSION:
+            return self
+        if total_tokens is None:
+            raise InvalidRequestError(
+                "budget.compression", "needs the length of prompt and answer; ask in tokens or bytes instead"
+            )
+        return BudgetRequest.bytes(max(1, int(shape.full_bytes(total_tokens, _HALF_BYTES) / self.amount)))
 
 
 @dataclass(frozen=True)

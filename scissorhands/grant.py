@@ -3,15 +3,20 @@
 import hashlib
 from dataclasses import asdict, dataclass, field, replace
 
+from scissorhands.bit_planner import plan_bits
 from scissorhands.budget import BudgetRequest, Grant, ModelShape, apply_overrides, resolve_slots
 from scissorhands.errors import InvalidRequestError
-from scissorhands.formats import EXACT, resident
+from scissorhands.formats import EXACT, parse, resident
 from scissorhands.policies import get_policy
 from scissorhands.policies.full import Full
 from scissorhands.profile import Profile, share_out
 
 # Evidence that every slot carries: its position (int32) and its attention mass (float32).
 COMMON_EVIDENCE_BYTES = 8
+# What stands for a format where the planner is to choose one for each KV head.
+PLANNED = "planned"
+# The budget is spent in this format first; what the planner then spends is no more.
+_BEFORE_PLANNING = "klt:k4v4"
 # A chunk's scores take chunk x budget numbers for every query head, and while it is read nobody else's row is stepped.
 MAX_CHUNK = 1024
 
@@ -53,7 +58,8 @@ def grant(
         total_tokens: Prompt plus new tokens, or None when unknown.
         profile: What eviction costs in each KV head of the model, for policies that share the budget by it; None when
             that was not measured.
-        codec: Format in which the slots of global layers are to be resident (:mod:`scissorhands.formats`).
+        codec: Format in which the slots of global layers are to be resident (:mod:`scissorhands.formats`), or
+            :data:`PLANNED`: the profile decides how many slots each KV head gets, and in how many bits.
 
     Raises:
         InvalidRequestError: Something asked for is unknown, out of range or contradictory.
@@ -61,9 +67,11 @@ def grant(
     chosen = get_policy(policy.name, policy.preset)
     parameters_for = apply_overrides(chosen.parameters, policy.parameters)
 
+    budget = budget.in_bytes(shape, total_tokens)
+    planned = codec == PLANNED
     # Signals take the same bytes for every budget: only the window sizes them, and no window depends on B.
     evidence = COMMON_EVIDENCE_BYTES + chosen.evidence_bytes(parameters_for(1), shape.group)
-    held = resident(codec)
+    held = resident(_BEFORE_PLANNING if planned else codec)
     if held.name != EXACT and chosen.reads_vectors:
         raise InvalidRequestError(
             "codec", f"policy {chosen.name} reads keys and values, which must be resident as they are: codec none"
@@ -92,6 +100,8 @@ def grant(
         raised=raised,
         codecs=_codecs(held.name, windows or [0] * shape.layers),
     )
+    if planned:
+        return _planned(even, shape, profile, evidence, total_tokens)
     if profile is None or not chosen.shares_by_loss:
         return even
     return _by_loss(even, shape, profile, slots, slot_bytes, total_tokens)
@@ -118,6 +128,36 @@ def _by_loss(
         bytes=even.bytes - (slots * len(shared) - sum(found.values())) * slot_bytes,
         by_head=True,
         codecs=tuple(codec for codec in even.codecs for _ in range(shape.kv_heads)),
+    )
+
+
+def _planned(even: Grant, shape: ModelShape, profile: Profile | None, evidence: int, total_tokens: int | None) -> Grant:
+    """Return a grant of no more bytes, slots and bits of each KV head chosen by what they save.
+
+    Raises:
+        InvalidRequestError: There is no profile, it is of a model of another shape, or there is no length.
+    """
+    if profile is None or total_tokens is None:
+        raise InvalidRequestError(
+            "codec", f"{PLANNED} needs a model's profile (run scissorhands calibrate) and a sequence's length"
+        )
+    profile.check_size(shape.layers, shape.kv_heads)
+    heads = shape.split()
+    slots = max(even.layer_slots[layer] for layer in shape.global_layers)
+    per_slot = resident(_BEFORE_PLANNING).slot_bytes(shape.head_dim, shape.element_bytes) + evidence
+    spent = slots * per_slot * len(heads.global_layers)
+    plans = plan_bits(profile, shape, spent, evidence, slots, even.parameters.smallest_layer, total_tokens)
+    found = dict(zip(heads.global_layers, plans, strict=True))
+    own = [even.layer_slots[head // shape.kv_heads] for head in range(heads.layers)]
+    taken = sum(
+        plan.slots * (parse(plan.codec).slot_bytes(shape.head_dim, shape.element_bytes) + evidence) for plan in plans
+    )
+    return replace(
+        even,
+        layer_slots=tuple(found[head].slots if head in found else size for head, size in enumerate(own)),
+        bytes=even.bytes - spent + taken,
+        by_head=True,
+        codecs=tuple(found[head].codec if head in found else EXACT for head in range(heads.layers)),
     )
 
 

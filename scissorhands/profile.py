@@ -25,6 +25,9 @@ _FORMAT = 1
 _STEPS = 64
 # A head's share never falls below this part of an equal one: chunks and recent slots need room in every head.
 LEAST_SHARE = 0.5
+# Bits of the codec klt whose losses are measured.
+KEY_BITS = (2.5, 3.0, 3.5, 4.0, 4.5, 5.0, 6.0)
+VALUE_BITS = (2.0, 2.5, 3.0, 3.5, 4.0, 5.0)
 # Losses below this, in nats per token, are taken for this: logarithms need a floor, and no head is worth nothing.
 _NO_LOSS = 1e-9
 # Without a length to be a share of, a budget is a share of this many times itself.
@@ -42,6 +45,8 @@ class Profile:
         model: Digest of the model's weights; empty if unknown.
         shares: Budgets as shares of the sequence's length, rising, in (0, 1).
         losses: ``[layers][kv_heads][shares]``, expected rise of the loss in nats per token when that head alone evicts.
+        bits: ``[layers][kv_heads][len(KEY_BITS) + len(VALUE_BITS)]``, the same when that head's keys, or its values,
+            are stored in so many bits and nothing is evicted; nothing if that was not measured.
 
     Raises:
         InvalidRequestError: The numbers do not make a profile.
@@ -50,6 +55,7 @@ class Profile:
     model: str
     shares: tuple[float, ...]
     losses: tuple[tuple[tuple[float, ...], ...], ...]
+    bits: tuple[tuple[tuple[float, ...], ...], ...] = ()
 
     def __post_init__(self) -> None:
         if not 1 < len(self.shares) <= MAX_SHARES or any(not 0 < share < 1 for share in self.shares):
@@ -61,6 +67,11 @@ class Profile:
             raise InvalidRequestError("profile.losses", "must have one number for each layer, KV head and share")
         if any(not 0 <= loss < math.inf for layer in self.losses for head in layer for loss in head):
             raise InvalidRequestError("profile.losses", "must be finite numbers of at least 0")
+        found = [[len(head) for head in layer] for layer in self.bits]
+        if self.bits and found != [[len(KEY_BITS) + len(VALUE_BITS)] * len(layer) for layer in self.losses]:
+            raise InvalidRequestError("profile.bits", "must have a number for each layer, KV head and number of bits")
+        if any(not 0 <= loss < math.inf for layer in self.bits for head in layer for loss in head):
+            raise InvalidRequestError("profile.bits", "must be finite numbers of at least 0")
 
     @property
     def layers(self) -> int:
@@ -120,8 +131,11 @@ class Profile:
             content = json.loads(path.read_text(encoding="utf-8"))
             if content["format"] != _FORMAT:
                 raise InvalidRequestError("profile", f"{path} has format {content['format']}, not {_FORMAT}")
-            losses = tuple(tuple(tuple(map(float, head)) for head in layer) for layer in content["losses"])
-            return cls(str(content["model"]), tuple(map(float, content["shares"])), losses)
+            losses, bits = (
+                tuple(tuple(tuple(map(float, head)) for head in layer) for layer in content.get(name, []))
+                for name in ("losses", "bits")
+            )
+            return cls(str(content["model"]), tuple(map(float, content["shares"])), losses, bits)
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise InvalidRequestError("profile", f"cannot read {path}: {error}") from error
 
@@ -132,9 +146,13 @@ class Profile:
             path: Where to.
             about: How it was measured: command, texts, policy, environment.
         """
-        rounded = [[[float(f"{loss:.4g}") for loss in head] for head in layer] for layer in self.losses]
+        losses, bits = (
+            [[[float(f"{loss:.4g}") for loss in head] for head in layer] for layer in table]
+            for table in (self.losses, self.bits)
+        )
         content = {
-            "format": _FORMAT, "model": self.model, "about": about, "shares": list(self.shares), "losses": rounded
+            "format": _FORMAT, "model": self.model, "about": about, "shares": list(self.shares), "losses": losses,
+            "bits": bits,
         }  # fmt: skip
         path.write_text(json.dumps(content) + "\n", encoding="utf-8")
 
@@ -158,11 +176,11 @@ def share_out(profile: Profile, heads: tuple[int, ...], slots: int, least: int, 
     if low >= slots or slots >= total:
         return [slots] * len(heads)
     sizes = np.unique(np.linspace(low, total, _STEPS).astype(np.int64))
-    curves = _losses_at(profile, heads, sizes / total)
+    curves = losses_at(profile, heads, sizes / total)
     # Pieces of the convex hulls of all heads, the steepest first: no other choice of equal size saves more.
     pieces: list[tuple[float, int, int]] = []
     for head, curve in enumerate(curves):
-        pieces += [(slope, head, size) for slope, size in _hull(sizes, curve)]
+        pieces += [(slope, head, size) for slope, size in hull(sizes, curve)]
     pieces.sort(key=lambda piece: piece[0])
     given = np.full(len(heads), low)
     left = slots * len(heads) - low * len(heads)
@@ -175,7 +193,7 @@ def share_out(profile: Profile, heads: tuple[int, ...], slots: int, least: int, 
     return [int(number) for number in given]
 
 
-def _losses_at(profile: Profile, heads: tuple[int, ...], shares: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+def losses_at(profile: Profile, heads: tuple[int, ...], shares: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     """Return ``[heads, shares]``: losses between and beyond the measured shares, straight lines in logarithms."""
     known = np.log(np.array([*profile.shares, 1.0]))
     table = np.array(profile.losses).reshape(-1, len(profile.shares))[list(heads)]
@@ -189,17 +207,31 @@ def _losses_at(profile: Profile, heads: tuple[int, ...], shares: npt.NDArray[np.
     return found
 
 
-def _hull(sizes: npt.NDArray[np.int64], curve: npt.NDArray[np.float64]) -> list[tuple[float, int]]:
+def hull(sizes: npt.NDArray[np.int64], curve: npt.NDArray[np.float64]) -> list[tuple[float, int]]:
     """Return the slope and the slots of each falling piece of a curve's lower convex hull, from left to right."""
+    corners = hull_corners(sizes, curve)
+    return [(_slope(sizes, curve, a, b), int(sizes[b] - sizes[a])) for a, b in pairwise(corners)]
+
+
+def hull_corners(sizes: npt.NDArray[np.int64], curve: npt.NDArray[np.float64]) -> list[int]:
+    """Return the points of the falling part of a curve's lower convex hull, from left to right.
+
+    Args:
+        sizes: ``[points]``, not falling; of points of equal size, the lowest counts.
+        curve: ``[points]``.
+    """
     corners: list[int] = []
     for point in range(len(sizes)):
+        if corners and curve[point] >= curve[corners[-1]]:
+            continue
+        if corners and sizes[point] == sizes[corners[-1]]:
+            corners.pop()
         while len(corners) > 1 and _slope(sizes, curve, corners[-2], corners[-1]) >= _slope(
             sizes, curve, corners[-1], point
         ):
             corners.pop()
         corners.append(point)
-    pieces = [(_slope(sizes, curve, a, b), int(sizes[b] - sizes[a])) for a, b in pairwise(corners)]
-    return [(slope, size) for slope, size in pieces if slope < 0]
+    return corners
 
 
 def _slope(sizes: npt.NDArray[np.int64], curve: npt.NDArray[np.float64], start: int, end: int) -> float:

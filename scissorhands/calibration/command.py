@@ -24,6 +24,8 @@ from scissorhands.profile import FILE_NAME
 
 # Budgets that are measured, as shares of the length.
 SHARES = (0.05, 0.08, 0.125, 0.1667, 0.2, 0.25, 0.3333, 0.5, 0.7)
+# Where codecs look for what they are fitted to; torch is not imported for a name.
+STATISTICS_NAME = "scissorhands-statistics.safetensors"
 _NORMAL = Sizes(3, 2048)
 _QUICK = Sizes(2, 512)
 
@@ -72,10 +74,11 @@ def calibrate(
     dtype: str,
     device: str,
 ) -> None:
-    """Measure what eviction costs in each KV head of a model.
+    """Measure what eviction and fewer bits cost in each KV head of a model.
 
     The profile that it writes lets budgets be shared between the heads: those that look far back get more slots, and
-    the others fewer, within the same bytes. Once for a model is enough.
+    the others fewer, within the same bytes. The statistics beside it are what some codecs are fitted to. Once for a
+    model is enough.
     """
     sizes = _QUICK if quick else _NORMAL
     with click_errors():
@@ -92,13 +95,14 @@ def calibrate(
             out=place,
         )
         runner = _runner()
-        profile, about = runner.run(request, Console(stderr=True))
+        profile, statistics, about = runner.run(request, Console(stderr=True))
     try:
         profile.save(place, about)
+        statistics.write(place.with_name(STATISTICS_NAME))
     except OSError as error:
         raise click.ClickException(f"cannot write {place}: {error.strerror}") from error
     show(runner.table(profile), None)
-    click.echo(f"{place}: written", err=True)
+    click.echo(f"{place} and {STATISTICS_NAME} beside it: written", err=True)
 
 
 def _place(model: str, out: Path | None) -> Path:

@@ -48,13 +48,14 @@ def record(model: PreTrainedModel, shape: ModelShape, tokens: torch.Tensor, draw
         model: A model that attends through our attention and whose parameters require no gradients.
         shape: Its sizes; at least one layer is global.
         tokens: ``[T]`` token ids.
-        draws: ``[samples, T]`` uniform random numbers in [0, 1), which decide the tokens that are drawn.
+        draws: ``[samples, T]`` uniform random numbers in [0, 1), which decide the tokens that are drawn; of no samples,
+            no gradients are recorded.
 
     Raises:
         EngineError: The gradients are not finite.
     """
     view = _FullView(shape)
-    with torch.enable_grad():
+    with torch.set_grad_enabled(len(draws) > 0):
         positions = torch.arange(len(tokens), device=tokens.device).unsqueeze(0)
         output = model(input_ids=tokens.unsqueeze(0), position_ids=positions, cache=view, use_cache=True)
         logits = output.logits[0].float()
@@ -65,7 +66,8 @@ def record(model: PreTrainedModel, shape: ModelShape, tokens: torch.Tensor, draw
             more = index < len(draws) - 1
             by_layer = torch.autograd.grad(likelihood, view.outputs, retain_graph=more)
             gradients.append(torch.stack([_half(gradient[0]) for gradient in by_layer]))
-    queries, keys, values, found = (torch.stack(parts) for parts in (view.queries, view.keys, view.values, gradients))
+    queries, keys, values = (torch.stack(parts) for parts in (view.queries, view.keys, view.values))
+    found = torch.stack(gradients) if gradients else queries.new_zeros(0, *queries.shape)
     if not all(part.isfinite().all() for part in (queries, keys, values, found)):
         raise EngineError("attention or its gradients are not finite in 16 bits; try --dtype bfloat16")
     return Recording(queries, keys, values, found, view.kinds)

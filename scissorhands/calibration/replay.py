@@ -55,7 +55,7 @@ def head_losses(
         losses = []
         for grant in grants:
             changes = _replayed(queries, keys, values, recording.kinds, shape, grant).sub_(full)
-            losses.append(_expected(gradients, changes, shape))
+            losses.append(expected(gradients, changes, shape))
             progress(len(queries))
         found.append(torch.stack(losses, dim=-1))
     result: Losses = torch.cat(found).double().cpu().numpy()
@@ -84,7 +84,7 @@ def _replayed(
     return outputs
 
 
-def _expected(gradients: torch.Tensor, changes: torch.Tensor, shape: ModelShape) -> torch.Tensor:
+def expected(gradients: torch.Tensor, changes: torch.Tensor, shape: ModelShape) -> torch.Tensor:
     """Return ``E[(g . d)^2] / 2``, ``[N, kv_heads]``: means over samples and positions, sums over groups."""
     steps = torch.einsum("snhtd,nhtd->snht", gradients, changes)
     costs = steps.square().mean(dim=(0, 3)) / 2

@@ -10,8 +10,12 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 
 from scissorhands.budget import BudgetRequest, Grant, ModelShape
 from scissorhands.calibration.fisher import record
+from scissorhands.calibration.quantize import bit_losses
 from scissorhands.calibration.replay import Losses, head_losses, one_layer
+from scissorhands.calibration.transforms import Moments, moments
+from scissorhands.codec import Statistics
 from scissorhands.errors import InvalidRequestError
+from scissorhands.evaluation.loading import weights_digest
 from scissorhands.evaluation.request import Request
 from scissorhands.evaluation.setup import Setup, prepare
 from scissorhands.evaluation.table import Table
@@ -28,7 +32,7 @@ _SHOWN = (0.125, 0.2, 0.3333)
 _MILLI = 1000.0
 
 
-def run(request: Request, console: Console) -> tuple[Profile, dict[str, Any]]:
+def run(request: Request, console: Console) -> tuple[Profile, Statistics, dict[str, Any]]:
     """Measure a model; ``console`` shows how far it is.
 
     Args:
@@ -36,7 +40,7 @@ def run(request: Request, console: Console) -> tuple[Profile, dict[str, Any]]:
         console: Where progress is shown.
 
     Returns:
-        The profile, and how it was measured.
+        The profile, what codecs are fitted to, and how both were measured.
 
     Raises:
         InvalidRequestError: Something asked for is not possible; names the option.
@@ -48,7 +52,8 @@ def run(request: Request, console: Console) -> tuple[Profile, dict[str, Any]]:
     if not shape.global_layers:
         raise InvalidRequestError("model", "has only sliding layers, from which nothing is ever evicted")
     grants = _grants(request, one_layer(shape))
-    losses = _measured(setup, list(grants.values()), console)
+    statistics = _statistics(setup)
+    losses, of_keys, of_values = _measured(setup, statistics, list(grants.values()), console)
     settings = setup.results(
         "calibrate",
         policy=request.choices[0].policy,
@@ -62,8 +67,15 @@ def run(request: Request, console: Console) -> tuple[Profile, dict[str, Any]]:
         "environment": settings.environment,
     }
     shares = list(grants)
-    flat = _all_layers(losses, shape).ravel().tolist()
-    return Profile.of(settings.settings["weights_sha256"], shares, flat, shape.layers, shape.kv_heads), about
+    bits = _all_layers(np.concatenate([of_keys, of_values], axis=-1), shape)
+    profile = Profile(
+        settings.settings["weights_sha256"],
+        tuple(shares),
+        # Estimates have noise; more slots never make it worse.
+        _nested(_all_layers(np.minimum.accumulate(losses, axis=-1), shape)),
+        _nested(bits),
+    )
+    return profile, statistics, about
 
 
 def table(profile: Profile) -> Table:
@@ -104,34 +116,52 @@ def _grants(request: Request, shape: ModelShape) -> dict[float, Grant]:
     return found
 
 
-def _measured(setup: Setup, grants: list[Grant], console: Console) -> Losses:
-    """Return ``[global layers, kv_heads, grants]``, the mean over the sequences."""
+def _statistics(setup: Setup) -> Statistics:
+    """Return what codecs are fitted to, from the same sequences."""
+    shape, sequences = setup.shape, torch.from_numpy(setup.sequences()).to(setup.model.device)
+    found: Moments | None = None
+    for tokens in sequences:
+        own = moments(record(setup.model, shape, tokens, torch.zeros(0, len(tokens))), shape)
+        found = own if found is None else found + own
+    assert found is not None
+    config = setup.model.config.get_text_config(decoder=True)
+    rope = getattr(config, "rope_parameters", None) or {"partial_rotary_factor": 0.0}
+    tensors = found.tensors(rotary=rope.get("partial_rotary_factor", 1.0) == 1.0)
+    return Statistics(tensors, {"weights_sha256": weights_digest(setup.model), "command": "calibrate"})
+
+
+def _measured(
+    setup: Setup, statistics: Statistics, grants: list[Grant], console: Console
+) -> tuple[Losses, Losses, Losses]:
+    """Return losses of evicting ``[global layers, kv_heads, grants]``, and of fewer bits of keys and of values."""
     shape, device = setup.shape, setup.model.device
+    layer = one_layer(shape)
     sequences = torch.from_numpy(setup.sequences()).to(device)
     # On the CPU, so that every device draws from the same numbers.
     draws = torch.rand(len(sequences), SAMPLES, sequences.shape[1], generator=torch.Generator().manual_seed(SEED))
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
-    total = np.zeros((len(shape.global_layers), shape.kv_heads, len(grants)))
+    found = []
     with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
-        task = progress.add_task("", total=len(sequences) * len(shape.global_layers) * len(grants))
+        task = progress.add_task("", total=len(sequences) * len(shape.global_layers) * (len(grants) + 1))
         for index, tokens in enumerate(sequences):
             progress.update(task, description=f"sequence {index + 1} of {len(sequences)}")
             # One at a time, and not kept: queries and gradients take more than the cache.
-            total += head_losses(
-                record(setup.model, shape, tokens, draws[index]),
-                one_layer(shape),
-                grants,
-                device,
-                lambda done: progress.advance(task, done),
-            )
+            recording = record(setup.model, shape, tokens, draws[index])
+            evicting = head_losses(recording, layer, grants, device, lambda done: progress.advance(task, done))
+            storing = bit_losses(recording, layer, statistics, device, lambda done: progress.advance(task, done))
+            found.append((evicting, *storing))
             if not console.is_terminal:
                 console.print(f"{index + 1} of {len(sequences)} sequences", highlight=False)
-    return total / len(sequences)
+    evicting, of_keys, of_values = (np.mean(parts, axis=0) for parts in zip(*found, strict=True))
+    return evicting, of_keys, of_values
 
 
 def _all_layers(losses: Losses, shape: ModelShape) -> Losses:
-    """Return losses of all layers, rising with no share; a sliding layer costs nothing."""
+    """Return losses of all layers; a sliding layer costs nothing."""
     found = np.zeros((shape.layers, *losses.shape[1:]))
-    # Estimates have noise; more slots never make it worse.
-    found[list(shape.global_layers)] = np.minimum.accumulate(losses, axis=-1)
+    found[list(shape.global_layers)] = losses
     return found
+
+
+def _nested(losses: Losses) -> tuple[tuple[tuple[float, ...], ...], ...]:
+    return tuple(tuple(tuple(head) for head in layer) for layer in losses.tolist())

@@ -1,7 +1,5 @@
 """Running ``scissorhands advise``: the full cache, then by bisection the smallest budget that will do."""
 
-from dataclasses import asdict
-
 from rich.console import Console
 
 from scissorhands.budget import Grant
@@ -77,7 +75,7 @@ def _advise(
     def row_of(budget: float) -> Row:
         choice = by_budget[budget]
         runner.measure([_cell(setup, results, tokens, choice, candidates[choice])], _describe)
-        row = results.row_of(asdict(choice))
+        row = results.row_of(choice.key())
         assert row is not None
         return row
 
@@ -106,7 +104,7 @@ def _cell(setup: Setup, results: Results, tokens: Tokens, choice: Choice, grante
             **loss_fields(found.losses, found.first_eviction, full_losses(results)),
         }
 
-    return Cell(str(choice), asdict(choice), grant_text(granted), _work(tokens), measured)
+    return Cell(str(choice), choice.key(), grant_text(granted), _work(tokens), measured)
 
 
 def _full(setup: Setup, tokens: Tokens, advance: Advance) -> Row:

@@ -1,6 +1,5 @@
 """Running ``eval agreement``: the full cache's answers first, then cell by cell."""
 
-from dataclasses import asdict
 from functools import partial
 
 import numpy as np
@@ -58,7 +57,7 @@ def run(request: Request, new_tokens: int, console: Console) -> Results:
     cells = [
         Cell(
             label=str(choice),
-            key=asdict(choice),
+            key=choice.key(),
             grant=grant_text(grants[choice]),
             work=work(prompts, new_tokens),
             measure=partial(measure, choice),

@@ -17,7 +17,7 @@ import numpy.typing as npt
 import torch
 from transformers import PreTrainedModel
 
-from scissorhands.budget import BudgetRequest, Grant, slots_to_drop
+from scissorhands.budget import Grant, slots_to_drop
 from scissorhands.evaluation.recorder import interval_sums
 from scissorhands.evaluation.request import ORACLES, Choice
 from scissorhands.evaluation.setup import Setup
@@ -40,7 +40,7 @@ def choice_grant(setup: Setup, choice: Choice) -> Grant:
     """
     if choice.policy not in ORACLES:
         return setup.grant(choice)
-    return grant(BudgetRequest.fraction(choice.budget), _BASE, setup.shape, setup.request.length)
+    return grant(choice.request, _BASE, setup.shape, setup.request.length)
 
 
 def eviction_steps(granted: Grant, tokens: int) -> list[int]:

@@ -1,7 +1,6 @@
 """Running ``eval oracle``: how far each policy is from clairvoyance, in every layer and head."""
 
 from collections.abc import Sequence
-from dataclasses import asdict
 
 import numpy as np
 import torch
@@ -43,7 +42,7 @@ def run(request: Request, console: Console) -> Results:
         passes = 3 if choice.policy in ORACLES else 2
         return Cell(
             label=str(choice),
-            key=asdict(choice),
+            key=choice.key(),
             grant=grant_text(granted),
             work=passes * tokens.numel(),
             measure=lambda advance: _measure(setup, choice, granted, tokens, advance),

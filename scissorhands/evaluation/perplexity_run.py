@@ -1,7 +1,5 @@
 """Running ``eval perplexity``: the full cache first, then cell by cell."""
 
-from dataclasses import asdict
-
 import torch
 from rich.console import Console
 
@@ -43,7 +41,7 @@ def run(request: Request, console: Console) -> Results:
     def cell(choice: Choice) -> Cell:
         return Cell(
             label=str(choice),
-            key=asdict(choice),
+            key=choice.key(),
             grant=grant_text(grants[choice]),
             work=2 * work if choice.policy in ORACLES else work,
             measure=lambda advance: _measure(setup, choice, grants[choice], tokens, full_losses(results), advance),

@@ -1,7 +1,6 @@
 """Running ``eval persistence``: the persistence of importance, and what a budget does to attention."""
 
 import copy
-from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -29,7 +28,7 @@ CHANGE = "change"
 def keys(request: Request, *, random_weights: bool) -> list[Key]:
     """Return the keys of all rows that are asked for."""
     weights = [TRAINED, RANDOM] if random_weights else [TRAINED]
-    return [{"of": each} for each in weights] + [{"of": CHANGE, **asdict(choice)} for choice in request.choices]
+    return [{"of": each} for each in weights] + [{"of": CHANGE, **choice.key()} for choice in request.choices]
 
 
 def run(request: Request, console: Console, *, random_weights: bool, seed: int) -> Results:
@@ -62,7 +61,7 @@ def run(request: Request, console: Console, *, random_weights: bool, seed: int) 
     def change_cell(choice: Choice, granted: Grant) -> Cell:
         return Cell(
             label=f"change of attention, {choice}",
-            key={"of": CHANGE, **asdict(choice)},
+            key={"of": CHANGE, **choice.key()},
             grant=grant_text(granted),
             work=tokens.numel(),
             measure=lambda advance: _change_row(setup, granted, tokens, advance),

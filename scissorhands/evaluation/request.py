@@ -7,6 +7,7 @@ from scissorhands.budget import BudgetRequest
 from scissorhands.errors import InvalidRequestError
 from scissorhands.evaluation.texts import Text
 from scissorhands.formats import EXACT, resident
+from scissorhands.grant import PLANNED
 from scissorhands.policies import get_policy, policy_names
 from scissorhands.policies.full import Full
 
@@ -23,15 +24,30 @@ class Choice:
     Args:
         policy: ``name`` or ``name:preset``.
         codec: How resident slots are stored.
-        budget: Share of the sequence's length.
+        budget: Share of the sequence's length; with ``compression``, one over it.
+        compression: How many times smaller than a full cache in 16 bits all bytes are to be; 0 if ``budget`` decides.
     """
 
     policy: str
     codec: str
     budget: float
+    compression: float = 0.0
 
     def __str__(self) -> str:
-        return f"{self.policy} {self.budget:g}" + ("" if self.codec == EXACT else f" {self.codec}")
+        asked = f"{self.compression:g}x" if self.compression else f"{self.budget:g}"
+        return f"{self.policy} {asked}" + ("" if self.codec == EXACT else f" {self.codec}")
+
+    @property
+    def request(self) -> BudgetRequest:
+        """The budget, as it is asked for."""
+        if self.compression:
+            return BudgetRequest.compression(self.compression)
+        return BudgetRequest.fraction(self.budget)
+
+    def key(self) -> dict[str, str | float]:
+        """Return the fields that name its row."""
+        asked = {"asked_compression": self.compression} if self.compression else {}
+        return {"policy": self.policy, "codec": self.codec, "budget": self.budget, **asked}
 
 
 FULL = Choice(Full.name, EXACT, 1.0)
@@ -67,7 +83,11 @@ class Request:
 
 
 def choices(
-    policies: tuple[str, ...], codecs: tuple[str, ...], budgets: tuple[float, ...], beside: tuple[str, ...] = ()
+    policies: tuple[str, ...],
+    codecs: tuple[str, ...],
+    budgets: tuple[float, ...],
+    beside: tuple[str, ...] = (),
+    compressions: tuple[float, ...] = (),
 ) -> tuple[Choice, ...]:
     """Return every combination once, in the order given.
 
@@ -76,15 +96,20 @@ def choices(
         codecs: How resident slots are stored.
         budgets: Shares of the sequence's length.
         beside: What may be named beside the policies.
+        compressions: How many times smaller than a full cache in 16 bits all bytes are to be.
 
     Raises:
         InvalidRequestError: There is no such policy or codec, or a budget is not a share.
     """
-    formats = [resident(codec).name for codec in codecs]
-    for budget in budgets:
-        BudgetRequest.fraction(budget)
+    formats = [codec if codec == PLANNED else resident(codec).name for codec in codecs]
     labels = [policy if policy in beside else _label(policy, beside) for policy in policies]
-    combinations = [Choice(label, codec, budget) for label in labels for codec in formats for budget in budgets]
+    # One over a compression is rounded, as it names a row.
+    sizes = [(budget, 0.0) for budget in budgets] + [(round(1 / asked, 6), asked) for asked in compressions]
+    combinations = [
+        Choice(label, codec, budget, asked) for label in labels for codec in formats for budget, asked in sizes
+    ]
+    for choice in combinations:
+        _ = choice.request  # Raises if it is out of range.
     return tuple(dict.fromkeys(combinations))
 
 

@@ -1,7 +1,6 @@
 """Running ``eval passkey`` and ``eval needle``: at every length and place the full cache first, then the budgets."""
 
 from collections.abc import Sequence
-from dataclasses import asdict
 from functools import partial
 
 from rich.console import Console
@@ -65,7 +64,7 @@ def run(
 
 
 def _key(choice: Choice, length: int, position: float) -> Row:
-    return {**asdict(choice), "length": length, "position": position}
+    return {**choice.key(), "length": length, "position": position}
 
 
 class _Trials:

@@ -2,7 +2,7 @@
 
 import os
 import platform
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -12,7 +12,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
 from scissorhands import __version__
-from scissorhands.budget import BudgetRequest, Grant, ModelShape
+from scissorhands.budget import Grant, ModelShape
 from scissorhands.errors import InvalidRequestError
 from scissorhands.evaluation.loading import load, weights_digest
 from scissorhands.evaluation.request import FULL, Choice, Request
@@ -21,6 +21,8 @@ from scissorhands.evaluation.texts import Tokens, sequences_of
 from scissorhands.grant import PolicyRequest, grant
 from scissorhands.probe import model_shape
 from scissorhands.profile import Profile
+
+_HALF_BYTES = 2
 
 
 @dataclass(frozen=True)
@@ -60,8 +62,9 @@ class Setup:
         """
         name, _, preset = choice.policy.partition(":")
         total = self.request.length if tokens is None else tokens
-        budget, policy = BudgetRequest.fraction(choice.budget), PolicyRequest(name, preset)
-        return grant(budget, policy, self.shape, total, self.profile, choice.codec)
+        # Compression is counted with keys and values of 16 bits, whatever the number type that runs.
+        shape = replace(self.shape, element_bytes=_HALF_BYTES) if choice.compression else self.shape
+        return grant(choice.request, PolicyRequest(name, preset), shape, total, self.profile, choice.codec)
 
     def full_grant(self, tokens: int | None = None) -> Grant:
         """Return the grant of the full cache for sequences of ``tokens``."""

@@ -89,12 +89,21 @@ def evaluation_options(
             help="Share of a sequence's length, above 0 and at most 1; repeatable.",
         ),
         click.option(
+            "--compression",
+            "compressions",
+            multiple=True,
+            type=float,
+            help="Instead of --budget: how many times smaller than a full cache in 16 bits, all bytes counted; "
+            "repeatable.",
+        ),
+        click.option(
             "--codec",
             "codecs",
             multiple=True,
             default=["none"],
             show_default=True,
-            help="How resident slots are stored; repeatable.",
+            help="How resident slots are stored, such as turboquant:k4v3, or 'planned': bits of each KV head as the "
+            "profile advises; repeatable.",
         ),
         click.option(
             "--sequences", type=click.IntRange(min=1), help=f"Sequences over all texts.  [default: {normal.sequences}]"
@@ -133,6 +142,7 @@ def evaluation_options(
             policies: tuple[str, ...],
             codecs: tuple[str, ...],
             budgets: tuple[float, ...],
+            compressions: tuple[float, ...],
             sequences: int | None,
             length: int | tuple[int, ...] | None,
             quick: bool,
@@ -147,10 +157,13 @@ def evaluation_options(
             lengths = tuple(dict.fromkeys(given or sizes.lengths))
             if several_lengths:
                 own["lengths"] = lengths
+            # The default is for those who ask for neither.
+            source = click.get_current_context().get_parameter_source("budgets")
+            asked = () if compressions and source is click.core.ParameterSource.DEFAULT else budgets
             with click_errors():
                 request = Request(
                     model=model,
-                    choices=choices(policies, codecs, budgets, beside_policies),
+                    choices=choices(policies, codecs, asked, beside_policies, compressions),
                     texts=tuple(read_text(path) for path in texts),
                     sequences=sequences or sizes.sequences,
                     length=max(lengths),
