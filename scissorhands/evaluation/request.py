@@ -108,8 +108,11 @@ def choices(
     combinations = [
         Choice(label, codec, budget, asked) for label in labels for codec in formats for budget, asked in sizes
     ]
-    for choice in combinations:
-        _ = choice.request  # Raises if it is out of range.
+    for asked in compressions:
+        if not asked > 1:
+            raise InvalidRequestError("compression", f"must be above 1, got {asked:g}")
+    for budget in budgets:
+        BudgetRequest.fraction(budget)
     return tuple(dict.fromkeys(combinations))
 
 

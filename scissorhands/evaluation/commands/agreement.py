@@ -1,6 +1,5 @@
 """``scissorhands eval agreement``."""
 
-from dataclasses import asdict
 from pathlib import Path
 
 import click
@@ -35,7 +34,7 @@ def command(request: Request, new_tokens: int | None, markdown: Path | None) -> 
     if asked >= request.length:
         raise InvalidRequestError("new-tokens", f"must be below the length ({request.length}), got {asked}")
     results = work("agreement_run").run(request, asked, Console(stderr=True))
-    rows = [row for choice in request.choices if (row := results.row_of(asdict(choice))) is not None]
+    rows = [row for choice in request.choices if (row := results.row_of(choice.key())) is not None]
     show(_table(rows, asked), markdown)
 
 

@@ -1,6 +1,5 @@
 """``scissorhands eval oracle``."""
 
-from dataclasses import asdict
 from pathlib import Path
 
 import click
@@ -36,7 +35,7 @@ def command(request: Request, markdown: Path | None, plot: Path | None) -> None:
     plots(plot)
     runner = work("oracle_run")
     results = runner.run(request, Console(stderr=True))
-    rows = [results.row_of(asdict(choice)) for choice in runner.with_oracle(request.choices)]
+    rows = [results.row_of(choice.key()) for choice in runner.with_oracle(request.choices)]
     show(_table(rows), markdown)
     if plot:
         work("oracle_plot").plot_lost(rows, plot)

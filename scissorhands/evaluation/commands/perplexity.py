@@ -1,6 +1,6 @@
 """``scissorhands eval perplexity``."""
 
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -29,7 +29,7 @@ def command(request: Request, markdown: Path | None, plot: Path | None) -> None:
     writable(markdown, "markdown")
     plots(plot)
     results = work("perplexity_run").run(request, Console(stderr=True))
-    rows = [row for choice in request.choices if (row := results.row_of(asdict(choice))) is not None]
+    rows = [row for choice in request.choices if (row := results.row_of(choice.key())) is not None]
     found = entries([replace(results, rows=rows)])
     show(perplexity_table(found, results.full), markdown)
     if plot:
