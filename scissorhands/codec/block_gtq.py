@@ -30,10 +30,12 @@ def block_gtq(energy: torch.Tensor, second: torch.Tensor, bits: float) -> Scaled
         bits: Bits of an element on average.
     """
     head_dim = len(second)
+    tiny = torch.finfo(torch.float32).tiny
+    energy = energy.double().clamp_min(tiny)
     order = energy.argsort(descending=True, stable=True)
-    layout = allocate(energy[order].double(), bits)
-    second = second.double().clamp_min(torch.finfo(torch.float32).tiny)
-    demand = energy.double() / (second[: head_dim // 2] + second[head_dim // 2 :])
+    layout = allocate(energy[order], bits)
+    second = second.double().clamp_min(tiny)
+    demand = energy / (second[: head_dim // 2] + second[head_dim // 2 :])
     to_basis = torch.zeros(head_dim, head_dim, dtype=torch.float64)
     back = torch.zeros_like(to_basis)
     weights = torch.zeros(head_dim, dtype=torch.float64)
@@ -47,7 +49,7 @@ def block_gtq(energy: torch.Tensor, second: torch.Tensor, bits: float) -> Scaled
         back[elements, start:end] = rotation(size).T * variance.sqrt()
         weights[start:end] = variance * demand[pairs].mean()
         start = end
-    return Scaled(layout, to_basis, back, CUBIC, weights / weights.max().clamp_min(torch.finfo(torch.float64).tiny))
+    return Scaled(layout, to_basis, back, CUBIC, weights)
 
 
 def allocate(energy: torch.Tensor, bits: float) -> list[Group]:

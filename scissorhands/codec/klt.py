@@ -22,6 +22,8 @@ from scissorhands.codec.scaled import CUBIC, Group, Scaled
 from scissorhands.formats import transform_unit
 
 WIDTHS = (8, 6, 4, 2)
+# The least eigenvalue, over a head's largest.
+_FLOOR = 1e-14
 
 
 def klt(analysis: torch.Tensor, synthesis: torch.Tensor, spectrum: torch.Tensor, bits: float) -> Scaled:
@@ -34,7 +36,9 @@ def klt(analysis: torch.Tensor, synthesis: torch.Tensor, spectrum: torch.Tensor,
         bits: Bits of an element on average, without the scale.
     """
     heads, head_dim = spectrum.shape
-    spectrum = spectrum.double().clamp_min(torch.finfo(torch.float32).tiny)
+    # Directions that were never measured must not be divided by nothing.
+    floor = spectrum.double().amax(dim=1, keepdim=True).clamp_min(torch.finfo(torch.float32).tiny) * _FLOOR
+    spectrum = spectrum.double().maximum(floor)
     layout = best_layout(spectrum, bits)
     to_basis = torch.zeros(heads, head_dim, head_dim, dtype=torch.float64)
     back = torch.zeros_like(to_basis)

@@ -88,6 +88,8 @@ class Scaled(RowCodec):
         centers = torch.tensor([(2**own - 1) / 2 for own in bits])
         bends = torch.tensor([curves[own].bend for own in bits])
         own = torch.ones(stored) if weights is None else weights[..., None, :stored]
+        # Products with them must stay within float32; what they are relative to makes no difference.
+        own = own / own.amax(dim=-1, keepdim=True).clamp_min(torch.finfo(own.dtype).tiny)
         self._even = not bends.any()
         # In units of steps, so that unpacking has less to multiply.
         self._tensors: tuple[torch.Tensor, ...] = (
