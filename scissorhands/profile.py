@@ -8,6 +8,7 @@ multipliers; bit allocation in coding does the same: Shoham and Gersho 1988).
 
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
@@ -97,16 +98,27 @@ class Profile:
             )
 
     @classmethod
-    def of(cls, model: str, shares: list[float], losses: list[float], layers: int, kv_heads: int) -> "Profile":
-        """Return a profile from its losses in one row, layer by layer and head by head.
+    def of(
+        cls,
+        model: str,
+        shares: list[float],
+        losses: list[float],
+        layers: int,
+        kv_heads: int,
+        bits: Sequence[float] = (),
+    ) -> "Profile":
+        """Return a profile from its losses in one row, layer by layer and head by head, and from those of bits alike.
 
         Raises:
             InvalidRequestError: The numbers do not make a profile of that size.
         """
         if len(losses) > MAX_NUMBERS or len(losses) != layers * kv_heads * len(shares):
             raise InvalidRequestError("profile.losses", f"must be {layers} x {kv_heads} x {len(shares)} numbers")
-        table = np.array(losses, dtype=np.float64).reshape(layers, kv_heads, len(shares)).tolist()
-        return cls(model, tuple(shares), tuple(tuple(tuple(head) for head in layer) for layer in table))
+        widths = len(KEY_BITS) + len(VALUE_BITS)
+        if bits and len(bits) != layers * kv_heads * widths:
+            raise InvalidRequestError("profile.bits", f"must be {layers} x {kv_heads} x {widths} numbers, or none")
+        evicting, storing = (_table(numbers, layers, kv_heads) for numbers in (losses, bits))
+        return cls(model, tuple(shares), evicting, storing)
 
     @classmethod
     def find(cls, model: str, path: Path | None = None) -> "Profile | None":
@@ -155,6 +167,11 @@ class Profile:
             "bits": bits,
         }  # fmt: skip
         path.write_text(json.dumps(content) + "\n", encoding="utf-8")
+
+
+def _table(numbers: Sequence[float], layers: int, kv_heads: int) -> tuple[tuple[tuple[float, ...], ...], ...]:
+    rows = np.array(numbers, dtype=np.float64).reshape(layers, kv_heads, -1).tolist() if numbers else []
+    return tuple(tuple(tuple(head) for head in layer) for layer in rows)
 
 
 @lru_cache(maxsize=256)

@@ -7,6 +7,7 @@ import numpy.typing as npt
 
 from scissorhands.budget import BudgetRequest, BudgetUnit, EvictionParameters, Grant, ModelShape
 from scissorhands.errors import InvalidRequestError
+from scissorhands.formats import resident
 from scissorhands.grant import PolicyRequest
 from scissorhands.profile import Profile
 from scissorhands.snapshot import LayerEvidence, Plan, Snapshot, pack
@@ -29,7 +30,7 @@ def budget_request(message: budget_pb2.Budget) -> BudgetRequest:
     """
     amount = message.WhichOneof("amount")
     if amount is None:
-        raise InvalidRequestError("budget.amount", "set one of tokens, bytes or fraction")
+        raise InvalidRequestError("budget.amount", "set one of tokens, bytes, fraction or compression")
     return BudgetRequest(BudgetUnit(amount), getattr(message, amount))
 
 
@@ -37,6 +38,8 @@ def budget_message(request: BudgetRequest) -> budget_pb2.Budget:
     """Write a budget."""
     if request.unit is BudgetUnit.FRACTION:
         return budget_pb2.Budget(fraction=request.amount)
+    if request.unit is BudgetUnit.COMPRESSION:
+        return budget_pb2.Budget(compression=request.amount)
     if request.unit is BudgetUnit.BYTES:
         return budget_pb2.Budget(bytes=int(request.amount))
     return budget_pb2.Budget(tokens=int(request.amount))
@@ -77,8 +80,10 @@ def model_shape(message: model_pb2.ModelInfo) -> ModelShape:
 
 def profile_message(profile: Profile) -> model_pb2.Profile:
     """Write a profile."""
-    losses = [loss for layer in profile.losses for head in layer for loss in head]
-    return model_pb2.Profile(shares=profile.shares, losses=losses, model=profile.model)
+    losses, bits = (
+        [loss for layer in table for head in layer for loss in head] for table in (profile.losses, profile.bits)
+    )
+    return model_pb2.Profile(shares=profile.shares, losses=losses, model=profile.model, bits=bits)
 
 
 def read_profile(message: model_pb2.Profile, shape: ModelShape) -> Profile:
@@ -87,12 +92,14 @@ def read_profile(message: model_pb2.Profile, shape: ModelShape) -> Profile:
     Raises:
         InvalidRequestError: The numbers do not make a profile of such a model.
     """
-    return Profile.of(message.model, list(message.shares), list(message.losses), shape.layers, shape.kv_heads)
+    shares, losses, bits = list(message.shares), list(message.losses), list(message.bits)
+    return Profile.of(message.model, shares, losses, shape.layers, shape.kv_heads, bits)
 
 
 def grant_message(grant: Grant, source: budget_pb2.GrantSource.ValueType, codec: str) -> budget_pb2.Grant:
     """Write a grant; the caller adds the lease, and tells if budgets by head come from elsewhere than a profile."""
     numbers = grant.parameters
+    names = list(dict.fromkeys(grant.codecs))
     return budget_pb2.Grant(
         policy=grant.policy,
         preset=grant.preset,
@@ -110,11 +117,17 @@ def grant_message(grant: Grant, source: budget_pb2.GrantSource.ValueType, codec:
         budget_source=budget_pb2.BUDGET_SOURCE_PROFILE if grant.by_head else budget_pb2.BUDGET_SOURCE_EQUAL,
         source=source,
         codec=codec,
+        resident_codecs=names,
+        resident_codec_indices=[names.index(name) for name in grant.codecs],
     )
 
 
 def read_grant(message: budget_pb2.Grant) -> Grant:
-    """Read a grant."""
+    """Read a grant.
+
+    Raises:
+        InvalidRequestError: Its resident formats are unknown, cannot be resident, or are not of all its entries.
+    """
     return Grant(
         policy=message.policy,
         preset=message.preset,
@@ -131,7 +144,31 @@ def read_grant(message: budget_pb2.Grant) -> Grant:
         bytes=message.bytes,
         raised=message.raised,
         by_head=message.by_head,
+        codecs=_resident_codecs(message),
     )
+
+
+def _resident_codecs(message: budget_pb2.Grant) -> tuple[str, ...]:
+    names, indices = message.resident_codecs, message.resident_codec_indices
+    field = "session.grant.resident_codecs"
+    if len(indices) != (len(message.layer_slots) if names else 0):
+        raise InvalidRequestError(
+            "session.grant.resident_codec_indices",
+            f"must be {len(message.layer_slots)} numbers, one for each of layer_slots, or none without names; "
+            f"got {len(indices)}",
+        )
+    if len(names) > len(indices) or len(set(names)) != len(names):
+        raise InvalidRequestError(field, "must be different names, no more than there are layer_slots")
+    for name in names:
+        try:
+            full = resident(name).name
+        except InvalidRequestError as error:
+            raise InvalidRequestError(field, error.description) from error
+        if name != full:
+            raise InvalidRequestError(field, f"must be full names: {full}, got {name!r}")
+    if any(index >= len(names) for index in indices):
+        raise InvalidRequestError("session.grant.resident_codec_indices", f"must be below {len(names)}")
+    return tuple(names[index] for index in indices)
 
 
 def snapshot_messages(

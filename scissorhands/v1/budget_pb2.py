@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cscissorhands/v1/budget.proto\x12\x0fscissorhands.v1\x1a\x1egoogle/protobuf/duration.proto\"I\n\x06\x42udget\x12\x10\n\x06tokens\x18\x01 \x01(\x04H\x00\x12\x0f\n\x05\x62ytes\x18\x02 \x01(\x04H\x00\x12\x12\n\x08\x66raction\x18\x03 \x01(\x01H\x00\x42\x08\n\x06\x61mount\"\x96\x01\n\x06Policy\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06preset\x18\x02 \x01(\t\x12;\n\nparameters\x18\x03 \x03(\x0b\x32\'.scissorhands.v1.Policy.ParametersEntry\x1a\x31\n\x0fParametersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\r:\x02\x38\x01\"\xf6\x02\n\x05Grant\x12\x0e\n\x06policy\x18\x01 \x01(\t\x12\x0e\n\x06preset\x18\x02 \x01(\t\x12\x13\n\x0blayer_slots\x18\x03 \x03(\r\x12\x0c\n\x04\x64rop\x18\x04 \x01(\r\x12\x11\n\tlookahead\x18\x05 \x01(\r\x12\r\n\x05\x63hunk\x18\x06 \x01(\r\x12\x0e\n\x06recent\x18\x07 \x01(\r\x12\r\n\x05sinks\x18\x08 \x01(\r\x12\x0e\n\x06window\x18\t \x01(\r\x12\r\n\x05\x62ytes\x18\n \x01(\x04\x12\x0e\n\x06raised\x18\x0b \x01(\x08\x12,\n\x06source\x18\x0c \x01(\x0e\x32\x1c.scissorhands.v1.GrantSource\x12\r\n\x05\x63odec\x18\r \x01(\t\x12(\n\x05lease\x18\x0e \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x0c\n\x04tail\x18\x0f \x01(\r\x12\x0f\n\x07\x62y_head\x18\x10 \x01(\x08\x12\x34\n\rbudget_source\x18\x11 \x01(\x0e\x32\x1d.scissorhands.v1.BudgetSource*]\n\x0bGrantSource\x12\x1c\n\x18GRANT_SOURCE_UNSPECIFIED\x10\x00\x12\x18\n\x14GRANT_SOURCE_MANAGER\x10\x01\x12\x16\n\x12GRANT_SOURCE_LOCAL\x10\x02*}\n\x0c\x42udgetSource\x12\x1d\n\x19\x42UDGET_SOURCE_UNSPECIFIED\x10\x00\x12\x17\n\x13\x42UDGET_SOURCE_EQUAL\x10\x01\x12\x19\n\x15\x42UDGET_SOURCE_PROFILE\x10\x02\x12\x1a\n\x16\x42UDGET_SOURCE_MEASURED\x10\x03\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cscissorhands/v1/budget.proto\x12\x0fscissorhands.v1\x1a\x1egoogle/protobuf/duration.proto\"`\n\x06\x42udget\x12\x10\n\x06tokens\x18\x01 \x01(\x04H\x00\x12\x0f\n\x05\x62ytes\x18\x02 \x01(\x04H\x00\x12\x12\n\x08\x66raction\x18\x03 \x01(\x01H\x00\x12\x15\n\x0b\x63ompression\x18\x04 \x01(\x01H\x00\x42\x08\n\x06\x61mount\"\x96\x01\n\x06Policy\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06preset\x18\x02 \x01(\t\x12;\n\nparameters\x18\x03 \x03(\x0b\x32\'.scissorhands.v1.Policy.ParametersEntry\x1a\x31\n\x0fParametersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\r:\x02\x38\x01\"\xaf\x03\n\x05Grant\x12\x0e\n\x06policy\x18\x01 \x01(\t\x12\x0e\n\x06preset\x18\x02 \x01(\t\x12\x13\n\x0blayer_slots\x18\x03 \x03(\r\x12\x0c\n\x04\x64rop\x18\x04 \x01(\r\x12\x11\n\tlookahead\x18\x05 \x01(\r\x12\r\n\x05\x63hunk\x18\x06 \x01(\r\x12\x0e\n\x06recent\x18\x07 \x01(\r\x12\r\n\x05sinks\x18\x08 \x01(\r\x12\x0e\n\x06window\x18\t \x01(\r\x12\r\n\x05\x62ytes\x18\n \x01(\x04\x12\x0e\n\x06raised\x18\x0b \x01(\x08\x12,\n\x06source\x18\x0c \x01(\x0e\x32\x1c.scissorhands.v1.GrantSource\x12\r\n\x05\x63odec\x18\r \x01(\t\x12(\n\x05lease\x18\x0e \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x0c\n\x04tail\x18\x0f \x01(\r\x12\x0f\n\x07\x62y_head\x18\x10 \x01(\x08\x12\x34\n\rbudget_source\x18\x11 \x01(\x0e\x32\x1d.scissorhands.v1.BudgetSource\x12\x17\n\x0fresident_codecs\x18\x12 \x03(\t\x12\x1e\n\x16resident_codec_indices\x18\x13 \x03(\r*]\n\x0bGrantSource\x12\x1c\n\x18GRANT_SOURCE_UNSPECIFIED\x10\x00\x12\x18\n\x14GRANT_SOURCE_MANAGER\x10\x01\x12\x16\n\x12GRANT_SOURCE_LOCAL\x10\x02*}\n\x0c\x42udgetSource\x12\x1d\n\x19\x42UDGET_SOURCE_UNSPECIFIED\x10\x00\x12\x17\n\x13\x42UDGET_SOURCE_EQUAL\x10\x01\x12\x19\n\x15\x42UDGET_SOURCE_PROFILE\x10\x02\x12\x1a\n\x16\x42UDGET_SOURCE_MEASURED\x10\x03\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,16 +34,16 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_POLICY_PARAMETERSENTRY']._loaded_options = None
   _globals['_POLICY_PARAMETERSENTRY']._serialized_options = b'8\001'
-  _globals['_GRANTSOURCE']._serialized_start=686
-  _globals['_GRANTSOURCE']._serialized_end=779
-  _globals['_BUDGETSOURCE']._serialized_start=781
-  _globals['_BUDGETSOURCE']._serialized_end=906
+  _globals['_GRANTSOURCE']._serialized_start=766
+  _globals['_GRANTSOURCE']._serialized_end=859
+  _globals['_BUDGETSOURCE']._serialized_start=861
+  _globals['_BUDGETSOURCE']._serialized_end=986
   _globals['_BUDGET']._serialized_start=81
-  _globals['_BUDGET']._serialized_end=154
-  _globals['_POLICY']._serialized_start=157
-  _globals['_POLICY']._serialized_end=307
-  _globals['_POLICY_PARAMETERSENTRY']._serialized_start=258
-  _globals['_POLICY_PARAMETERSENTRY']._serialized_end=307
-  _globals['_GRANT']._serialized_start=310
-  _globals['_GRANT']._serialized_end=684
+  _globals['_BUDGET']._serialized_end=177
+  _globals['_POLICY']._serialized_start=180
+  _globals['_POLICY']._serialized_end=330
+  _globals['_POLICY_PARAMETERSENTRY']._serialized_start=281
+  _globals['_POLICY_PARAMETERSENTRY']._serialized_end=330
+  _globals['_GRANT']._serialized_start=333
+  _globals['_GRANT']._serialized_end=764
 # @@protoc_insertion_point(module_scope)

@@ -74,31 +74,35 @@ Global___BudgetSource: _TypeAlias = BudgetSource  # noqa: Y015
 
 @_typing.final
 class Budget(_message.Message):
-    """Budget is the most that one sequence's cache may hold, in one of three units."""
+    """Budget is the most that one sequence's cache may hold, in one of four units."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     TOKENS_FIELD_NUMBER: _builtins.int
     BYTES_FIELD_NUMBER: _builtins.int
     FRACTION_FIELD_NUMBER: _builtins.int
+    COMPRESSION_FIELD_NUMBER: _builtins.int
     tokens: _builtins.int
     """Slots per layer and KV head, in tokens."""
     bytes: _builtins.int
     """Allocated bytes of the whole sequence: keys, values and evidence of all layers."""
     fraction: _builtins.float
     """Share of prompt plus max_new_tokens, above 0 and at most 1. Raised to the smallest valid budget."""
+    compression: _builtins.float
+    """How many times smaller than a full cache of the whole sequence in 16 bits all its bytes are to be; above 1."""
     def __init__(
         self,
         *,
         tokens: _builtins.int = ...,
         bytes: _builtins.int = ...,
         fraction: _builtins.float = ...,
+        compression: _builtins.float = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["amount", b"amount", "bytes", b"bytes", "fraction", b"fraction", "tokens", b"tokens"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["amount", b"amount", "bytes", b"bytes", "compression", b"compression", "fraction", b"fraction", "tokens", b"tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["amount", b"amount", "bytes", b"bytes", "fraction", b"fraction", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["amount", b"amount", "bytes", b"bytes", "compression", b"compression", "fraction", b"fraction", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_amount: _TypeAlias = _typing.Literal["tokens", "bytes", "fraction"]  # noqa: Y015
+    _WhichOneofReturnType_amount: _TypeAlias = _typing.Literal["tokens", "bytes", "fraction", "compression"]  # noqa: Y015
     _WhichOneofArgType_amount: _TypeAlias = _typing.Literal["amount", b"amount"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_amount) -> _WhichOneofReturnType_amount | None: ...
 
@@ -181,6 +185,8 @@ class Grant(_message.Message):
     TAIL_FIELD_NUMBER: _builtins.int
     BY_HEAD_FIELD_NUMBER: _builtins.int
     BUDGET_SOURCE_FIELD_NUMBER: _builtins.int
+    RESIDENT_CODECS_FIELD_NUMBER: _builtins.int
+    RESIDENT_CODEC_INDICES_FIELD_NUMBER: _builtins.int
     policy: _builtins.str
     """Name of the policy."""
     preset: _builtins.str
@@ -221,6 +227,14 @@ class Grant(_message.Message):
     def lease(self) -> _duration_pb2.Duration:
         """How long the session lives without a call that names it, in seconds."""
 
+    @_builtins.property
+    def resident_codecs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Names of the formats that resident slots are packed in, each once; empty means that all slots are as they are."""
+
+    @_builtins.property
+    def resident_codec_indices(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Index into resident_codecs, from 0; one for each entry of layer_slots, or none if there are no names."""
+
     def __init__(
         self,
         *,
@@ -241,10 +255,12 @@ class Grant(_message.Message):
         tail: _builtins.int = ...,
         by_head: _builtins.bool = ...,
         budget_source: Global___BudgetSource.ValueType = ...,
+        resident_codecs: _abc.Iterable[_builtins.str] | None = ...,
+        resident_codec_indices: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["lease", b"lease"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["budget_source", b"budget_source", "by_head", b"by_head", "bytes", b"bytes", "chunk", b"chunk", "codec", b"codec", "drop", b"drop", "layer_slots", b"layer_slots", "lease", b"lease", "lookahead", b"lookahead", "policy", b"policy", "preset", b"preset", "raised", b"raised", "recent", b"recent", "sinks", b"sinks", "source", b"source", "tail", b"tail", "window", b"window"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["budget_source", b"budget_source", "by_head", b"by_head", "bytes", b"bytes", "chunk", b"chunk", "codec", b"codec", "drop", b"drop", "layer_slots", b"layer_slots", "lease", b"lease", "lookahead", b"lookahead", "policy", b"policy", "preset", b"preset", "raised", b"raised", "recent", b"recent", "resident_codec_indices", b"resident_codec_indices", "resident_codecs", b"resident_codecs", "sinks", b"sinks", "source", b"source", "tail", b"tail", "window", b"window"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

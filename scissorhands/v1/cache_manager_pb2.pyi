@@ -98,6 +98,7 @@ class SessionSpec(_message.Message):
     BUDGET_FIELD_NUMBER: _builtins.int
     POLICY_FIELD_NUMBER: _builtins.int
     GRANT_FIELD_NUMBER: _builtins.int
+    RESIDENT_CODEC_FIELD_NUMBER: _builtins.int
     session_id: _builtins.str
     """Id chosen by the worker: 1 to 64 characters of [A-Za-z0-9_-]."""
     worker_id: _builtins.str
@@ -106,6 +107,8 @@ class SessionSpec(_message.Message):
     """Tokens of the prompt."""
     max_new_tokens: _builtins.int
     """Most tokens that will be generated."""
+    resident_codec: _builtins.str
+    """Format asked for that resident slots are packed in: none, the name of one, or planned; empty means none."""
     @_builtins.property
     def model(self) -> _model_pb2.ModelInfo:
         """The model."""
@@ -133,10 +136,11 @@ class SessionSpec(_message.Message):
         budget: _budget_pb2.Budget | None = ...,
         policy: _budget_pb2.Policy | None = ...,
         grant: _budget_pb2.Grant | None = ...,
+        resident_codec: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["budget", b"budget", "grant", b"grant", "model", b"model", "policy", b"policy"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["budget", b"budget", "grant", b"grant", "max_new_tokens", b"max_new_tokens", "model", b"model", "policy", b"policy", "prompt_tokens", b"prompt_tokens", "session_id", b"session_id", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["budget", b"budget", "grant", b"grant", "max_new_tokens", b"max_new_tokens", "model", b"model", "policy", b"policy", "prompt_tokens", b"prompt_tokens", "resident_codec", b"resident_codec", "session_id", b"session_id", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

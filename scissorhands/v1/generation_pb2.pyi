@@ -191,6 +191,7 @@ class GenerateRequest(_message.Message):
     BUDGET_FIELD_NUMBER: _builtins.int
     POLICY_FIELD_NUMBER: _builtins.int
     SHADOW_FIELD_NUMBER: _builtins.int
+    RESIDENT_CODEC_FIELD_NUMBER: _builtins.int
     text: _builtins.str
     """Plain text, tokenized as it is."""
     model: _builtins.str
@@ -202,6 +203,10 @@ class GenerateRequest(_message.Message):
     shadow: _builtins.bool
     """Compare the answer with what a full cache would have said (Quality.divergence). It takes the memory of a full cache
     and delays the last event. Absent leaves it to the worker, which compares a share of all requests.
+    """
+    resident_codec: _builtins.str
+    """Format that resident slots are packed in, such as int4 or turboquant:k4v3; none holds them as they are, planned lets
+    the model's profile choose one for each KV head. Empty means the default of the worker.
     """
     @_builtins.property
     def chat(self) -> Global___ChatPrompt:
@@ -241,10 +246,11 @@ class GenerateRequest(_message.Message):
         budget: _budget_pb2.Budget | None = ...,
         policy: _budget_pb2.Policy | None = ...,
         shadow: _builtins.bool | None = ...,
+        resident_codec: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_shadow", b"_shadow", "budget", b"budget", "chat", b"chat", "policy", b"policy", "prompt", b"prompt", "sampling", b"sampling", "shadow", b"shadow", "text", b"text", "tokens", b"tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_shadow", b"_shadow", "budget", b"budget", "chat", b"chat", "ignore_eos", b"ignore_eos", "max_new_tokens", b"max_new_tokens", "model", b"model", "policy", b"policy", "prompt", b"prompt", "sampling", b"sampling", "shadow", b"shadow", "stop", b"stop", "text", b"text", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_shadow", b"_shadow", "budget", b"budget", "chat", b"chat", "ignore_eos", b"ignore_eos", "max_new_tokens", b"max_new_tokens", "model", b"model", "policy", b"policy", "prompt", b"prompt", "resident_codec", b"resident_codec", "sampling", b"sampling", "shadow", b"shadow", "stop", b"stop", "text", b"text", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__shadow: _TypeAlias = _typing.Literal["shadow"]  # noqa: Y015
     _WhichOneofArgType__shadow: _TypeAlias = _typing.Literal["_shadow", b"_shadow"]  # noqa: Y015

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bscissorhands/v1/model.proto\x12\x0fscissorhands.v1\"\x94\x02\n\tModelInfo\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0b\x66ingerprint\x18\x02 \x01(\t\x12\x1d\n\x15tokenizer_fingerprint\x18\x03 \x01(\t\x12\x14\n\x0c\x61rchitecture\x18\x04 \x01(\t\x12\r\n\x05\x64type\x18\x05 \x01(\t\x12\x0e\n\x06layers\x18\x06 \x01(\r\x12\x13\n\x0bquery_heads\x18\x07 \x01(\r\x12\x10\n\x08kv_heads\x18\x08 \x01(\r\x12\x10\n\x08head_dim\x18\t \x01(\r\x12\x15\n\rmax_positions\x18\n \x01(\r\x12\x12\n\nvocabulary\x18\x0b \x01(\r\x12\x15\n\relement_bytes\x18\x0c \x01(\r\x12\x15\n\rlayer_windows\x18\r \x03(\r\"8\n\x07Profile\x12\x0e\n\x06shares\x18\x01 \x03(\x01\x12\x0e\n\x06losses\x18\x02 \x03(\x01\x12\r\n\x05model\x18\x03 \x01(\tb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bscissorhands/v1/model.proto\x12\x0fscissorhands.v1\"\x94\x02\n\tModelInfo\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0b\x66ingerprint\x18\x02 \x01(\t\x12\x1d\n\x15tokenizer_fingerprint\x18\x03 \x01(\t\x12\x14\n\x0c\x61rchitecture\x18\x04 \x01(\t\x12\r\n\x05\x64type\x18\x05 \x01(\t\x12\x0e\n\x06layers\x18\x06 \x01(\r\x12\x13\n\x0bquery_heads\x18\x07 \x01(\r\x12\x10\n\x08kv_heads\x18\x08 \x01(\r\x12\x10\n\x08head_dim\x18\t \x01(\r\x12\x15\n\rmax_positions\x18\n \x01(\r\x12\x12\n\nvocabulary\x18\x0b \x01(\r\x12\x15\n\relement_bytes\x18\x0c \x01(\r\x12\x15\n\rlayer_windows\x18\r \x03(\r\"F\n\x07Profile\x12\x0e\n\x06shares\x18\x01 \x03(\x01\x12\x0e\n\x06losses\x18\x02 \x03(\x01\x12\r\n\x05model\x18\x03 \x01(\t\x12\x0c\n\x04\x62its\x18\x04 \x03(\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,5 +34,5 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_MODELINFO']._serialized_start=49
   _globals['_MODELINFO']._serialized_end=325
   _globals['_PROFILE']._serialized_start=327
-  _globals['_PROFILE']._serialized_end=383
+  _globals['_PROFILE']._serialized_end=397
 # @@protoc_insertion_point(module_scope)

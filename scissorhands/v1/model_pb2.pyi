@@ -101,6 +101,7 @@ class Profile(_message.Message):
     SHARES_FIELD_NUMBER: _builtins.int
     LOSSES_FIELD_NUMBER: _builtins.int
     MODEL_FIELD_NUMBER: _builtins.int
+    BITS_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """Digest of the weights that it was measured on."""
     @_builtins.property
@@ -111,16 +112,24 @@ class Profile(_message.Message):
     def losses(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
         """Expected rise of the loss when one head alone evicts, in nats per token: layer by layer, head by head, share by share."""
 
+    @_builtins.property
+    def bits(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """Expected rise of the loss when the keys, or the values, of one head alone are stored in fewer bits, in nats per token:
+        layer by layer, head by head, first the keys in 2.5, 3, 3.5, 4, 4.5, 5 and 6 bits, then the values in 2, 2.5, 3, 3.5, 4
+        and 5. Empty if that was not measured.
+        """
+
     def __init__(
         self,
         *,
         shares: _abc.Iterable[_builtins.float] | None = ...,
         losses: _abc.Iterable[_builtins.float] | None = ...,
         model: _builtins.str = ...,
+        bits: _abc.Iterable[_builtins.float] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["losses", b"losses", "model", b"model", "shares", b"shares"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bits", b"bits", "losses", b"losses", "model", b"model", "shares", b"shares"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

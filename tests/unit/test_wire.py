@@ -11,6 +11,7 @@ from scissorhands.budget import BudgetRequest, ModelShape
 from scissorhands.errors import InvalidRequestError
 from scissorhands.grant import PolicyRequest, grant
 from scissorhands.plan import plan
+from scissorhands.profile import Profile
 from scissorhands.snapshot import LayerEvidence, Plan, Snapshot, pack
 from scissorhands.v1 import budget_pb2, cache_manager_pb2, model_pb2
 from scissorhands.wire import (
@@ -21,8 +22,10 @@ from scissorhands.wire import (
     plan_message,
     policy_message,
     policy_request,
+    profile_message,
     read_grant,
     read_plan,
+    read_profile,
     read_snapshot,
     snapshot_messages,
 )
@@ -56,7 +59,13 @@ def parts(snapshot):
 
 
 @pytest.mark.parametrize(
-    "request_", [BudgetRequest.tokens(2**40), BudgetRequest.bytes(123), BudgetRequest.fraction(0.3)]
+    "request_",
+    [
+        BudgetRequest.tokens(2**40),
+        BudgetRequest.bytes(123),
+        BudgetRequest.fraction(0.3),
+        BudgetRequest.compression(7.5),
+    ],
 )
 def test_budgets_round_trip(request_):
     assert budget_request(budget_message(request_)) == request_
@@ -70,6 +79,8 @@ def test_budgets_round_trip(request_):
         (budget_pb2.Budget(fraction=float("nan")), "budget.fraction"),
         (budget_pb2.Budget(fraction=float("inf")), "budget.fraction"),
         (budget_pb2.Budget(fraction=-1), "budget.fraction"),
+        (budget_pb2.Budget(compression=1), "budget.compression"),
+        (budget_pb2.Budget(compression=float("nan")), "budget.compression"),
     ],
 )
 def test_bad_budgets_name_the_field(message, field):
@@ -95,6 +106,56 @@ def test_grants_round_trip():
     message = grant_message(granted, budget_pb2.GRANT_SOURCE_MANAGER, "int4")
     assert (message.source, message.codec) == (budget_pb2.GRANT_SOURCE_MANAGER, "int4")
     assert read_grant(message) == granted
+
+
+def packed_grant():
+    shape = ModelShape(2, 3, 8, 4, layer_windows=(16, 0))
+    return grant(BudgetRequest.tokens(100), PolicyRequest("h2o"), shape, 5000, codec="turboquant:3")
+
+
+def test_resident_formats_round_trip():
+    granted = packed_grant()
+    assert granted.codecs == ("none", "turboquant:k3v3")
+    mixed = replace(granted, by_head=True, layer_slots=(4,) * 6, codecs=("none", "int4", "int8") * 2)
+    for each in (granted, mixed):
+        assert read_grant(grant_message(each, budget_pb2.GRANT_SOURCE_MANAGER, "int4")) == each
+    message = grant_message(mixed, budget_pb2.GRANT_SOURCE_MANAGER, "int4")
+    assert list(message.resident_codecs) == ["none", "int4", "int8"]
+
+
+@pytest.mark.parametrize(
+    ("names", "indices", "field", "words"),
+    [
+        (["int3"], [0, 0], "resident_codecs", "unknown codec"),
+        (["kivi"], [0, 0], "resident_codecs", "cannot be resident"),
+        (["turboquant:3"], [0, 0], "resident_codecs", "must be full names: turboquant:k3v3"),
+        (["int4", "int4"], [0, 1], "resident_codecs", "must be different names"),
+        (["none", "int4", "int8"], [0, 1], "resident_codecs", "no more than"),
+        (["int4"], [0], "resident_codec_indices", "must be 2 numbers"),
+        (["int4"], [], "resident_codec_indices", "must be 2 numbers"),
+        ([], [0, 0], "resident_codec_indices", "none without names"),
+        (["int4"], [0, 1], "resident_codec_indices", "must be below 1"),
+    ],
+)
+def test_bad_resident_formats_are_refused(names, indices, field, words):
+    message = grant_message(packed_grant(), budget_pb2.GRANT_SOURCE_MANAGER, "int4")
+    message.resident_codecs[:] = names
+    message.resident_codec_indices[:] = indices
+    with pytest.raises(InvalidRequestError, match=words) as caught:
+        read_grant(message)
+    assert caught.value.field == f"session.grant.{field}"
+
+
+@pytest.mark.parametrize("bits", [(), tuple(((0.5,) * 13,) * 3 for _ in range(2))], ids=["none", "measured"])
+def test_profiles_round_trip(bits):
+    own = Profile("m", (0.2, 0.5), tuple(((0.3, 0.1),) * 3 for _ in range(2)), bits)
+    message = profile_message(own)
+    shape = model_shape(SPEC.model)
+    assert read_profile(message, shape) == own
+    message.bits.append(0.5)
+    with pytest.raises(InvalidRequestError, match="must be 2 x 3 x 13 numbers, or none") as caught:
+        read_profile(message, shape)
+    assert caught.value.field == "profile.bits"
 
 
 def test_a_protected_policy_and_its_tail_round_trip():
