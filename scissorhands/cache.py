@@ -79,6 +79,10 @@ class ResidentCache:
         """Return the bytes of all tensors, measured on their storages."""
         return sum(pool.allocated_bytes() for pool in self._pools.values())
 
+    def packed_bytes(self) -> int:
+        """Return the bytes of packed keys and values, measured on their storages."""
+        return sum(pool.packed_bytes() for pool in self._pools.values())
+
     def prepare_prefill(self, row: Row, incoming: int, deadline: float = 0.0) -> Eviction | None:
         """Make room for a chunk of a prompt.
 

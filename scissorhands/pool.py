@@ -92,6 +92,11 @@ class Pool:
         """Return the bytes of all tensors, measured on their storages."""
         return sum(tensor.untyped_storage().nbytes() for layer in self.layers for tensor in layer.tensors())
 
+    def packed_bytes(self) -> int:
+        """Return the bytes of packed keys and values, measured on their storages."""
+        packed = [layer for layer in self.layers if isinstance(layer, LayerPool) and layer.codec is not None]
+        return sum(tensor.untyped_storage().nbytes() for layer in packed for tensor in (layer.keys, layer.values))
+
 
 def layer_codec(name: str, shape: ModelShape, layer: int, statistics: Statistics | None) -> LayerCodec | None:
     """Return what packs a global layer's slots; None if they are resident as they are.

@@ -45,12 +45,17 @@ def get_codec(name: str, head_dim: int, statistics: Statistics | None = None, he
         return _plain(found, head_dim)
     if statistics is None:
         raise InvalidRequestError("codec", f"{name} needs a model's statistics: run scissorhands calibrate first")
-    version = f"{VERSION}-{statistics.digest}"
+    version = codec_version(name, statistics)
     if found.family == "block-gtq":
         values = _MAKERS[found.family](head_dim, found.value_bits)
         return Codec(found, version, statistics.rotary_codec(found.key_bits, heads), values)
     keys = statistics.codec("keys", found.key_bits, heads)
     return Codec(found, version, keys, statistics.codec("values", found.value_bits, heads))
+
+
+def codec_version(name: str, statistics: Statistics | None = None) -> str:
+    """Return the version of a format's bytes; of a calibrated one it tells the statistics."""
+    return f"{VERSION}-{statistics.digest}" if statistics and parse(name).calibrated else VERSION
 
 
 @lru_cache
@@ -60,4 +65,4 @@ def _plain(found: Format, head_dim: int) -> Codec:
     return Codec(found, VERSION, keys, make(head_dim, found.value_bits))
 
 
-__all__ = ["Codec", "RowCodec", "Statistics", "VectorCodec", "get_codec"]
+__all__ = ["Codec", "RowCodec", "Statistics", "VectorCodec", "codec_version", "get_codec"]

@@ -5,10 +5,12 @@ import pytest
 import torch
 from huggingface_hub import constants as hub
 from safetensors.torch import load_file, save_file
+from support.codec_data import statistics
 from support.tiny_models import tiny_model
 from support.tiny_tokenizers import CHAT_TEMPLATE, byte_level
 from transformers import MambaConfig, MambaForCausalLM
 
+from scissorhands.codec.statistics import FILE_NAME
 from scissorhands.errors import ConfigurationError, UnsupportedModelError
 from scissorhands_server.worker.fingerprint import model_fingerprint, tokenizer_fingerprint
 from scissorhands_server.worker.loading import load
@@ -233,3 +235,12 @@ def test_unknown_number_types_and_devices_are_refused(folder, tmp_path, monkeypa
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert "finds no CUDA device" in refused(folder, tmp_path, device="cuda")
     assert loading(folder, tmp_path, device="auto").model.device.type == "cpu"
+
+
+def test_statistics_beside_the_model_are_loaded_with_it(folder, tmp_path, loaded):
+    assert loaded.statistics is None
+    statistics(8, 4).write(folder / FILE_NAME)
+    assert loading(folder, tmp_path).statistics.digest == statistics(8, 4).digest
+    statistics(8, 2).write(folder / FILE_NAME)
+    with pytest.raises(ConfigurationError, match="with 2 KV heads of 8, this one has 4 of 8"):
+        loading(folder, tmp_path)

@@ -5,6 +5,7 @@ import re
 
 from scissorhands.budget import Grant
 from scissorhands.errors import InvalidRequestError
+from scissorhands.formats import parse
 from scissorhands.policies import get_policy
 from scissorhands.v1 import cache_manager_pb2, quality_pb2
 from scissorhands.wire import model_shape, read_grant
@@ -22,6 +23,7 @@ _TEXT_LIMITS = {
     "dtype": 32,
 }
 _MAX_WORKER_ID = 64
+_MAX_RESIDENT_CODEC = 64
 
 
 def check_session_id(session_id: str, field: str = "session_id") -> None:
@@ -55,6 +57,8 @@ def check_spec(spec: cache_manager_pb2.SessionSpec, limits: ManagerSettings) -> 
             raise InvalidRequestError(f"session.model.{name}", f"must be at most {most} characters")
     if len(spec.worker_id) > _MAX_WORKER_ID:
         raise InvalidRequestError("session.worker_id", f"must be at most {_MAX_WORKER_ID} characters")
+    if len(spec.resident_codec) > _MAX_RESIDENT_CODEC:
+        raise InvalidRequestError("session.resident_codec", f"must be at most {_MAX_RESIDENT_CODEC} characters")
     if len(spec.policy.parameters) > _MAX_POLICY_PARAMETERS:
         raise InvalidRequestError("session.policy.parameters", f"must be at most {_MAX_POLICY_PARAMETERS}")
     positions = min(limits.max_positions, model.max_positions or limits.max_positions)
@@ -84,6 +88,11 @@ def check_granted(spec: cache_manager_pb2.SessionSpec, limits: ManagerSettings) 
     for name in ("drop", "chunk"):
         _check_range(f"session.grant.{name}", getattr(grant.parameters, name), 1, limits.max_positions)
     policy.check(grant.parameters)
+    for name in set(grant.codecs):
+        try:
+            parse(name).slot_bytes(spec.model.head_dim, spec.model.element_bytes)
+        except InvalidRequestError as error:
+            raise InvalidRequestError("session.grant.resident_codecs", error.description) from error
     return grant
 
 

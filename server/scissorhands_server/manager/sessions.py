@@ -5,11 +5,13 @@ from collections.abc import Iterable
 from scissorhands.budget import ModelShape
 from scissorhands.demand import Demand
 from scissorhands.errors import CapacityError, InvalidRequestError, NotFoundError
-from scissorhands.grant import PolicyRequest, default_budget, grant
+from scissorhands.formats import EXACT
+from scissorhands.grant import PolicyRequest, default_budget
 from scissorhands.ledger import Ledger, SessionRecord, SessionState
 from scissorhands.profile import Profile
 from scissorhands.v1 import budget_pb2, cache_manager_pb2, model_pb2
 from scissorhands.wire import budget_request, grant_message, model_shape, policy_request, read_profile
+from scissorhands_server.granting import resolve
 from scissorhands_server.manager.checks import check_granted, check_session_id, check_spec
 from scissorhands_server.manager.metrics import BUDGET_SOURCES, ManagerMetrics
 from scissorhands_server.manager.settings import ManagerSettings
@@ -165,7 +167,8 @@ class Sessions:
         shape = model_shape(spec.model)
         given = read_profile(profile, shape) if profile else None
         measured = None if given else self._measured(spec.model.fingerprint, shape)
-        granted = grant(budget, policy, shape, spec.prompt_tokens + spec.max_new_tokens, given or measured)
+        total, resident = spec.prompt_tokens + spec.max_new_tokens, spec.resident_codec or EXACT
+        granted = resolve(budget, policy, shape, total, given or measured, resident)
         message = grant_message(granted, budget_pb2.GRANT_SOURCE_MANAGER, settings.codec)
         if measured and granted.by_head:
             message.budget_source = budget_pb2.BUDGET_SOURCE_MEASURED

@@ -1,8 +1,21 @@
-"""What an eviction adds to the figures of its task and of the worker."""
+"""What a cache holds, and what an eviction adds to the figures of its task and of the worker."""
 
+from scissorhands.cache import ResidentCache
 from scissorhands.row import Eviction, Phase, PlanSource
 from scissorhands_server.worker.metrics import WorkerMetrics
+from scissorhands_server.worker.report import HALF_BYTES
 from scissorhands_server.worker.task import Task
+
+
+def show_cache(cache: ResidentCache, metrics: WorkerMetrics) -> None:
+    """Set the gauges of a cache to what is true now."""
+    rows = cache.rows
+    metrics.cache_slots.set(sum(sum(row.lengths) * row.pool.kv_heads for row in rows))
+    metrics.budget_slots.set(sum(sum(row.grant.layer_slots) * row.pool.kv_heads for row in rows))
+    metrics.allocated.set(cache.allocated_bytes())
+    metrics.packed.set(cache.packed_bytes())
+    metrics.full.set(sum(cache.shape.full_bytes(row.step) for row in rows))
+    metrics.full_16bit.set(sum(cache.shape.full_bytes(row.step, HALF_BYTES) for row in rows))
 
 
 def count_eviction(task: Task, eviction: Eviction, metrics: WorkerMetrics) -> None:

@@ -18,7 +18,7 @@ from scissorhands.cache import ResidentCache
 from scissorhands.errors import CapacityError, EngineError, ScissorhandsError, UnavailableError
 from scissorhands.row import Eviction, Row
 from scissorhands.step import ModelStep
-from scissorhands_server.worker.accounting import count_eviction
+from scissorhands_server.worker.accounting import count_eviction, show_cache
 from scissorhands_server.worker.loading import LoadedModel
 from scissorhands_server.worker.metrics import WorkerMetrics
 from scissorhands_server.worker.offload import Offloader
@@ -383,14 +383,9 @@ class Engine:
 
     def _report(self) -> None:
         """Set the gauges to what is true now."""
-        metrics, shape = self._metrics, self._cache.shape
-        rows = self._cache.rows
-        metrics.queued.set(len(self._waiting))
-        metrics.rows.set(len(self._running))
-        metrics.cache_slots.set(sum(sum(row.lengths) * row.pool.kv_heads for row in rows))
-        metrics.budget_slots.set(sum(sum(row.grant.layer_slots) * row.pool.kv_heads for row in rows))
-        metrics.allocated.set(self._cache.allocated_bytes())
-        metrics.full.set(sum(shape.full_bytes(row.step) for row in rows))
+        self._metrics.queued.set(len(self._waiting))
+        self._metrics.rows.set(len(self._running))
+        show_cache(self._cache, self._metrics)
 
 
 def _row(task: Task) -> Row:

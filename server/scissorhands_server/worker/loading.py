@@ -19,6 +19,8 @@ from transformers import (
 )
 from transformers.utils import logging as transformers_logging
 
+from scissorhands.codec import Statistics
+from scissorhands.codec.statistics import find
 from scissorhands.eos import eos_ids
 from scissorhands.errors import ConfigurationError, InvalidRequestError
 from scissorhands.kinds import tell_kinds, token_kinds
@@ -47,6 +49,7 @@ class LoadedModel:
         eos_ids: Every id that ends an answer.
         info: What the protocol says about it.
         profile: What eviction costs in its KV heads; None if that was not measured.
+        statistics: What was measured of its keys and values, for codecs that need it; None if nothing was.
     """
 
     model: PreTrainedModel
@@ -55,6 +58,7 @@ class LoadedModel:
     eos_ids: frozenset[int]
     info: model_pb2.ModelInfo
     profile: Profile | None = None
+    statistics: Statistics | None = None
 
 
 def load(
@@ -99,21 +103,27 @@ def load(
     tell_kinds(loaded, token_kinds(tokenizer))
     progress("computing the fingerprint")
     info = _info(name or _name(model), loaded, tokenizer, sizes)
-    measured = _profile(folder, profile, sizes)
+    measured, statistics = _measured(folder, profile, sizes)
     if place.type != "cpu":
         progress(f"moving the weights to {place}")
     loaded.to(place)  # type: ignore[arg-type]
-    return LoadedModel(loaded, tokenizer, _generation_config(loaded), eos_ids(loaded, tokenizer), info, measured)
+    own = _generation_config(loaded)
+    return LoadedModel(loaded, tokenizer, own, eos_ids(loaded, tokenizer), info, measured, statistics)
 
 
-def _profile(folder: str, path: Path | None, sizes: ModelSizes) -> Profile | None:
+def _measured(folder: str, path: Path | None, sizes: ModelSizes) -> tuple[Profile | None, Statistics | None]:
+    """Return what was calibrated of a model: its profile, and its statistics, which lie in its folder."""
     try:
         profile = Profile.find(folder, path)
         if profile:
             profile.check_size(sizes.layers, sizes.kv_heads)
+        statistics = find(Path(folder))
+        if statistics:
+            sliding = sum(1 for window in sizes.layer_windows if window)
+            statistics.check_size((sizes.layers - sliding) * sizes.kv_heads, sizes.head_dim)
     except InvalidRequestError as error:
         raise ConfigurationError(str(error)) from error
-    return profile
+    return profile, statistics
 
 
 def _generation_config(model: PreTrainedModel) -> GenerationConfig:

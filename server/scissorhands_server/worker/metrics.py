@@ -50,6 +50,7 @@ class WorkerMetrics:
         self.allocated = gauge("cache_allocated_bytes", "Bytes allocated for the cache, evidence included.")
         self.packed = gauge("cache_packed_bytes", "Bytes of the cache that hold quantized slots.")
         self.full = gauge("cache_full_bytes", "Bytes that the running rows would take without eviction.")
+        self.full_16bit = gauge("cache_full_16bit_bytes", "The same with 16-bit numbers.")
         self.evictions = counter("evictions_total", "Plans applied to a row, by what it was doing.", "policy", "reason")
         self.evicted_slots = counter("evicted_slots_total", "Slots evicted, over all layers and KV heads.")
         self.mass_dropped = counter("attention_mass_dropped_total", "Attention on evicted slots, in queries a KV head.")

@@ -4,12 +4,14 @@ import logging
 from typing import Protocol
 
 from scissorhands.archive import encode_segment
-from scissorhands.codec import get_codec
+from scissorhands.budget import Grant
+from scissorhands.codec import codec_version, get_codec
 from scissorhands.errors import InvalidRequestError
-from scissorhands.grant import grant_text, slots_text
+from scissorhands.formats import EXACT
+from scissorhands.grant import codecs_text, grant_text, slots_text
 from scissorhands.row import Eviction
 from scissorhands.segment import SegmentIdentity
-from scissorhands.v1 import model_pb2
+from scissorhands_server.worker.loading import LoadedModel
 from scissorhands_server.worker.metrics import WorkerMetrics
 from scissorhands_server.worker.task import Task
 
@@ -34,13 +36,14 @@ class Offloader:
     """Encodes what evictions drop and hands it to the link, or drops and counts it.
 
     Args:
-        info: The served model.
+        loaded: The served model.
         sink: Where segments go.
         metrics: The worker's metrics.
     """
 
-    def __init__(self, info: model_pb2.ModelInfo, sink: SegmentSink, metrics: WorkerMetrics) -> None:
-        self._info = info
+    def __init__(self, loaded: LoadedModel, sink: SegmentSink, metrics: WorkerMetrics) -> None:
+        self._info = loaded.info
+        self._statistics = loaded.statistics
         self._sink = sink
         self._metrics = metrics
 
@@ -57,17 +60,23 @@ class Offloader:
             self._metrics.segments.labels("dropped").inc()
             self._metrics.segment_bytes.labels("dropped").inc(len(segment))
 
+    def _packed_version(self, grant: Grant) -> str:
+        versions = {codec_version(name, self._statistics) for name in grant.codecs if name != EXACT}
+        return ",".join(sorted(versions))
+
     def _encode(self, task: Task, eviction: Eviction) -> bytes:
         try:
-            codec = get_codec(task.codec, self._info.head_dim)
+            # What is resident packed is stored as it is, whatever evicted slots are archived in.
+            packed = bool(task.grant.codecs)
+            codec = get_codec(EXACT if packed else task.codec, self._info.head_dim)
             identity = SegmentIdentity(
                 model=self._info.fingerprint,
                 tokenizer=self._info.tokenizer_fingerprint,
                 dtype=self._info.dtype,
                 policy=grant_text(task.grant),
                 layer_slots=slots_text(task.grant),
-                codec=codec.name,
-                codec_version=codec.version,
+                codec=codecs_text(task.grant) if packed else codec.name,
+                codec_version=self._packed_version(task.grant) if packed else codec.version,
                 tokens=task.token_digest(eviction.step),
                 tenant=DEFAULT_TENANT,
                 session_id=task.session_id,

@@ -83,13 +83,15 @@ class Worker:
         self._uploader = Uploader(self._link, loop, settings.staging_bytes) if self._link else None
         planner = RemotePlanner(self._link, loop) if self._link else None
         model = loaded.model
-        new_cache = partial(ResidentCache, model_shape(loaded.info), model.dtype, model.device, planner)
+        new_cache = partial(
+            ResidentCache, model_shape(loaded.info), model.dtype, model.device, planner, loaded.statistics
+        )
         limits = ShadowLimits(settings.shadow_bytes, settings.shadow_load, settings.shadow_patience)
         self._engine = Engine(
             loaded,
             new_cache,
             planner,
-            Offloader(loaded.info, self._uploader, metrics) if self._uploader else None,
+            Offloader(loaded, self._uploader, metrics) if self._uploader else None,
             Shadows(ModelStep(model), new_cache, loaded.info.vocabulary, metrics, limits),
             metrics,
             rows=settings.rows,

@@ -6,17 +6,21 @@ import time
 from collections.abc import AsyncGenerator
 from concurrent.futures import ThreadPoolExecutor
 
+from scissorhands.budget import Grant
 from scissorhands.errors import CapacityError, EngineError, InvalidRequestError, NotFoundError, UnavailableError
-from scissorhands.grant import PolicyRequest, default_budget, grant
+from scissorhands.formats import EXACT
+from scissorhands.grant import PolicyRequest, default_budget
 from scissorhands.policies import get_policy
 from scissorhands.v1 import budget_pb2, cache_manager_pb2, generation_pb2
 from scissorhands.wire import budget_request, grant_message, model_shape, policy_message, profile_message, read_grant
+from scissorhands_server.granting import resolve
 from scissorhands_server.worker.admission import check, requested_policy
 from scissorhands_server.worker.engine import Engine
 from scissorhands_server.worker.link import ManagerLink
 from scissorhands_server.worker.loading import LoadedModel
 from scissorhands_server.worker.metrics import WorkerMetrics
 from scissorhands_server.worker.report import finish_message
+from scissorhands_server.worker.resident import check_default, check_resident
 from scissorhands_server.worker.sampling import Sampler
 from scissorhands_server.worker.settings import WorkerSettings
 from scissorhands_server.worker.shadows import sampled
@@ -61,6 +65,7 @@ class GenerationHost:
         name, _, preset = settings.default_policy.partition(":")
         get_policy(name, preset)
         self._default_policy = PolicyRequest(name, preset)
+        check_default(settings.resident_codec, loaded)
 
     async def stream(self, request: generation_pb2.GenerateRequest) -> AsyncGenerator[generation_pb2.GenerateResponse]:
         """Yield a request's events; leaving the iterator early cancels the request.
@@ -125,7 +130,9 @@ class GenerationHost:
         asked = budget_request(request.budget) if request.HasField("budget") else None
         default = default_budget(policy, self.settings.default_budget)
         # Resolved here first: whatever is wrong with the request is told in the same words with and without a manager.
-        local = grant(asked or default, policy, self._shape, total, self.loaded.profile)
+        resident = request.resident_codec or self.settings.resident_codec
+        local = resolve(asked or default, policy, self._shape, total, self.loaded.profile, resident)
+        self._check_resident(local)
         spec = cache_manager_pb2.SessionSpec(
             session_id=secrets.token_hex(12),
             worker_id=self._worker_id,
@@ -134,9 +141,10 @@ class GenerationHost:
             max_new_tokens=checked.max_new_tokens,
             budget=request.budget if asked else None,
             policy=policy_message(policy),
+            resident_codec=resident,
         )
         granted = await self.link.open(spec, self._profile) if self.link else None
-        if granted is None or not self._holds_windows(granted, total):
+        if granted is None or not self._can_hold(granted, total):
             codec = self.settings.codec if self.link else ""
             granted = grant_message(local, budget_pb2.GRANT_SOURCE_LOCAL, codec)
         if self.link:
@@ -155,12 +163,24 @@ class GenerationHost:
         )
         return task, granted
 
-    def _holds_windows(self, granted: budget_pb2.Grant, total: int) -> bool:
-        """Whether a grant is of this model's layers, and each sliding one has its window: another manager may err."""
-        shape = read_grant(granted).shape_of(self._shape)
-        windows = [shape.window(layer) for layer in range(shape.layers)]
-        return len(granted.layer_slots) == len(windows) and all(
-            slots == min(window, total) for slots, window in zip(granted.layer_slots, windows, strict=True) if window
+    def _check_resident(self, granted: Grant) -> None:
+        """Refuse slots that could not be packed here."""
+        check_resident(granted.codecs, self._shape.head_dim, self.loaded.statistics)
+
+    def _can_hold(self, message: budget_pb2.Grant, total: int) -> bool:
+        """Whether a row of a grant can be held here: another manager may err."""
+        try:
+            granted = read_grant(message)
+            self._check_resident(granted)
+        except InvalidRequestError:
+            return False
+        # Of this model's layers, and each sliding one has its window and is as it is.
+        shape = granted.shape_of(self._shape)
+        slots = granted.layer_slots
+        return len(slots) == shape.layers and all(
+            slots[layer] == min(shape.window(layer), total) and granted.codec_of(layer) == EXACT
+            for layer in range(shape.layers)
+            if shape.window(layer)
         )
 
     async def _next(self, task: Task) -> Event:

@@ -54,6 +54,11 @@ class WorkerSettings(ServerSettings):
         default="int4",
         description="Codec of evicted slots while no manager grants one, int4 or none (as they are); empty: dropped.",
     )
+    resident_codec: str = Field(
+        default="none",
+        description="Format of resident slots of requests that name none: none (as they are), the name of one, such as "
+        "turboquant:k4v3, or planned (slots and bits of each head by the model's profile).",
+    )
     staging_bytes: int = Field(
         default=64 << 20, ge=0, description="Bytes of encoded segments that may wait for the manager."
     )
