@@ -8,6 +8,7 @@
 """
 
 from scissorhands_client.aio import AsyncClient, AsyncGenerateStream
+from scissorhands_client.budget import Budget
 from scissorhands_client.client import Client, GenerateStream
 from scissorhands_client.errors import (
     ClientError,
@@ -26,7 +27,6 @@ from scissorhands_client.quality import Divergence, Quality, ShadowResult
 from scissorhands_client.records import MeasuredProfile, ModelInfo, SegmentInfo, ServedModel, Session, SessionState
 from scissorhands_client.types import (
     Accepted,
-    Budget,
     BudgetSource,
     CacheStatistics,
     ChatMessage,

@@ -7,12 +7,12 @@ from google.protobuf.duration_pb2 import Duration
 
 from scissorhands.budget import BudgetUnit
 from scissorhands.v1 import budget_pb2, cache_manager_pb2, generation_pb2, model_pb2
+from scissorhands_client.budget import Budget
 from scissorhands_client.errors import InvalidRequestError
 from scissorhands_client.quality import read_quality
 from scissorhands_client.records import MeasuredProfile, ModelInfo, SegmentInfo, ServedModel, Session, SessionState
 from scissorhands_client.types import (
     Accepted,
-    Budget,
     BudgetSource,
     CacheStatistics,
     Delta,
@@ -75,6 +75,7 @@ def generate_request(prompt: Prompt, options: GenerateOptions) -> generation_pb2
         budget=None if options.budget is None else _budget_message(options.budget),
         policy=_policy_message(options.policy),
         shadow=options.shadow,
+        resident_codec=_text("resident_codec", options.resident_codec),
     )
     if isinstance(prompt, str):
         request.text = _text("text", prompt)
@@ -178,6 +179,8 @@ def read_measured(message: cache_manager_pb2.GetMeasuredProfileResponse) -> Meas
 def _budget_message(budget: Budget) -> budget_pb2.Budget:
     if budget.unit is BudgetUnit.FRACTION:
         return budget_pb2.Budget(fraction=budget.amount)
+    if budget.unit is BudgetUnit.COMPRESSION:
+        return budget_pb2.Budget(compression=budget.amount)
     if budget.unit is BudgetUnit.BYTES:
         return budget_pb2.Budget(bytes=int(budget.amount))
     return budget_pb2.Budget(tokens=int(budget.amount))
@@ -217,6 +220,7 @@ def _read_policy(message: budget_pb2.Policy) -> Policy:
 
 
 def _read_grant(message: budget_pb2.Grant) -> Grant:
+    names = message.resident_codecs
     return Grant(
         policy=message.policy,
         preset=message.preset,
@@ -235,6 +239,7 @@ def _read_grant(message: budget_pb2.Grant) -> Grant:
         tail=message.tail,
         by_head=message.by_head,
         budget_source=_BUDGET_SOURCES.get(message.budget_source, BudgetSource.UNSPECIFIED),
+        resident_codecs=tuple(names[index] for index in message.resident_codec_indices if index < len(names)),
     )
 
 

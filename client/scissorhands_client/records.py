@@ -4,8 +4,9 @@ from dataclasses import dataclass
 from datetime import datetime
 from enum import Enum
 
+from scissorhands_client.budget import Budget
 from scissorhands_client.quality import Quality
-from scissorhands_client.types import Budget, Grant, Policy
+from scissorhands_client.types import Grant, Policy
 
 
 @dataclass(frozen=True)

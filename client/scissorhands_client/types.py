@@ -1,97 +1,11 @@
 """What callers hand in and get back: requests and the events of a stream. No protobuf in sight."""
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
-from scissorhands import errors as core_errors
-from scissorhands.budget import BudgetRequest, BudgetUnit
-from scissorhands_client.errors import InvalidRequestError
+from scissorhands_client.budget import Budget
 from scissorhands_client.quality import Quality
-
-_BYTE_UNITS = {
-    "b": 1,
-    "kb": 10**3,
-    "mb": 10**6,
-    "gb": 10**9,
-    "tb": 10**12,
-    "kib": 2**10,
-    "mib": 2**20,
-    "gib": 2**30,
-    "tib": 2**40,
-}
-# The most that the protocol's numbers hold with room to spare.
-_LARGEST = 2**63 - 1
-_BUDGET = re.compile(r"(?P<number>\d+(?:\.\d*)?|\.\d+)\s*(?P<unit>%|[a-z]*)", re.ASCII | re.IGNORECASE)
-
-
-@dataclass(frozen=True)
-class Budget:
-    """The most that one sequence's cache may hold.
-
-    Made by :meth:`tokens`, :meth:`bytes`, :meth:`fraction` or :meth:`parse`.
-
-    Args:
-        unit: The unit of ``amount``.
-        amount: Slots per layer and KV head, bytes of the whole sequence, or a share of its length in (0, 1].
-
-    Raises:
-        InvalidRequestError: The amount is not a number in its range.
-    """
-
-    unit: BudgetUnit
-    amount: float
-
-    def __post_init__(self) -> None:
-        if self.amount > _LARGEST:
-            raise InvalidRequestError.local(f"budget.{self.unit.value}", f"must be at most {_LARGEST}")
-        try:
-            BudgetRequest(self.unit, self.amount)
-        except core_errors.InvalidRequestError as error:
-            raise InvalidRequestError.local(error.field, error.description) from None
-
-    @classmethod
-    def tokens(cls, amount: int) -> "Budget":
-        """Ask for ``amount`` slots per layer and KV head."""
-        return cls(BudgetUnit.TOKENS, amount)
-
-    @classmethod
-    def bytes(cls, amount: int) -> "Budget":
-        """Ask for ``amount`` bytes, evidence included, over all layers."""
-        return cls(BudgetUnit.BYTES, amount)
-
-    @classmethod
-    def fraction(cls, amount: float) -> "Budget":
-        """Ask for ``amount`` of prompt plus new tokens, raised to the smallest valid budget."""
-        return cls(BudgetUnit.FRACTION, amount)
-
-    @classmethod
-    def parse(cls, text: str) -> "Budget":
-        """Read ``20%`` or ``0.2`` (fraction), ``256`` (tokens) or ``64MiB`` (bytes).
-
-        Raises:
-            InvalidRequestError: The text is none of these.
-        """
-        match = _BUDGET.fullmatch(text.strip())
-        unit = match["unit"].lower() if match else ""
-        if match is None or (unit not in ("", "%", "tokens") and unit not in _BYTE_UNITS):
-            raise InvalidRequestError.local(
-                "budget", f"give a share (20% or 0.2), tokens (256) or bytes (64MiB), got {text!r}"
-            )
-        number = match["number"]
-        if unit == "%":
-            return cls.fraction(float(number) / 100)
-        if unit in _BYTE_UNITS:
-            return cls(BudgetUnit.BYTES, float(number) * _BYTE_UNITS[unit] // 1)
-        if "." in number and not unit:
-            return cls.fraction(float(number))
-        return cls(BudgetUnit.TOKENS, float(number))
-
-    def __str__(self) -> str:
-        if self.unit is BudgetUnit.FRACTION:
-            return f"{self.amount:.4g}"
-        return f"{int(self.amount)} {self.unit.value}"
 
 
 @dataclass(frozen=True)
@@ -159,6 +73,8 @@ class GenerateOptions:
         ignore_eos: Continue past the model's end-of-sequence tokens.
         model: Name of the model; empty means the one that the worker serves.
         shadow: Whether to compare the answer with a full cache's; None leaves it to the worker.
+        resident_codec: Format that resident slots are packed in, such as ``int4`` or ``turboquant:k4v3``; ``none``
+            holds them as they are, ``planned`` lets the model's profile choose; empty leaves it to the server.
     """
 
     max_new_tokens: int | None = None
@@ -173,6 +89,7 @@ class GenerateOptions:
     ignore_eos: bool = False
     model: str = ""
     shadow: bool | None = None
+    resident_codec: str = ""
 
 
 class GrantSource(Enum):
@@ -214,6 +131,8 @@ class Grant:
         tail: t, last tokens of the prompt that are exempt.
         by_head: Whether the KV heads of a layer have budgets of their own.
         budget_source: By what the KV heads share the budget.
+        resident_codecs: Format that the slots of each entry of ``layer_slots`` are packed in, ``none`` if they are as
+            they are; nothing if all are.
     """
 
     policy: str
@@ -233,6 +152,7 @@ class Grant:
     tail: int = 0
     by_head: bool = False
     budget_source: BudgetSource = BudgetSource.UNSPECIFIED
+    resident_codecs: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -6,12 +6,13 @@ import pytest
 from rich.console import Console
 
 from scissorhands.v1 import budget_pb2, generation_pb2
+from scissorhands_client.budget import Budget
 from scissorhands_client.collector import Collector
 from scissorhands_client.commands.summary import result_object, summary_line, summary_table, to_json
 from scissorhands_client.convert import read_event
 from scissorhands_client.errors import ServerError
 from scissorhands_client.quality import Divergence, Quality, ShadowResult
-from scissorhands_client.types import Budget, Delta, GrantSource
+from scissorhands_client.types import Delta, GrantSource
 
 
 @pytest.fixture
@@ -41,6 +42,20 @@ def test_what_cannot_be_computed_is_not_shown_as_a_number(result):
     answer = json.loads(to_json(result_object(result)))
     assert answer["cache"]["compression"] is answer["cache"]["compression_16bit"] is None
     assert answer["usage"]["tokens_per_second"] is answer["seed"] is None
+
+
+@pytest.mark.parametrize(
+    ("codecs", "words"),
+    [
+        ((), None),
+        (("none", "int4", "int4"), "resident in int4"),
+        (("klt:k4v3", "klt:k4v4", "klt:k5v3"), "resident in 3 formats, such as klt:k4v3"),
+    ],
+)
+def test_the_formats_of_resident_slots_are_named(result, codecs, words):
+    accepted = result.accepted
+    text = shown(replace(result, accepted=replace(accepted, grant=replace(accepted.grant, resident_codecs=codecs))))
+    assert words in text if words else "resident in" not in text
 
 
 def test_what_eviction_cost_is_told_as_far_as_it_is_known(result):

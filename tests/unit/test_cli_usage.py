@@ -11,7 +11,7 @@ from scissorhands_client.errors import InvalidRequestError
     ("arguments", "message"),
     [
         ([], "give a PROMPT"),
-        (["x", "--budget", "20x"], "give a share (20% or 0.2), tokens (256) or bytes (64MiB), got '20x'"),
+        (["x", "--budget", "20y"], "bytes (64MiB) or how many times smaller (20x), got '20y'"),
         (["x", "--budget", "120%"], "must be above 0 and at most 1, got 1.2"),
         (["x", "--policy", "h2o", "--param", "recent"], "give NAME=VALUE with a whole number"),
         (["x", "--policy", "h2o", "--param", "recent=-1"], "give NAME=VALUE with a whole number"),

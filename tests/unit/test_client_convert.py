@@ -180,3 +180,15 @@ def test_pages_of_sessions_are_asked_for():
     assert list_request(None, 10, "").state == 0
     with pytest.raises(InvalidRequestError, match="page_size"):
         list_request(None, -1, "")
+
+
+def test_a_compression_and_a_resident_format_are_asked_for():
+    options = GenerateOptions(budget=Budget.compression(20), resident_codec="turboquant:k4v3")
+    request = generate_request("x", options)
+    assert (request.budget.compression, request.resident_codec) == (20, "turboquant:k4v3")
+
+
+def test_resident_formats_are_told_of_every_entry():
+    grant = budget_pb2.Grant(resident_codecs=["none", "int4"], resident_codec_indices=[1, 0, 1, 7])
+    message = generation_pb2.GenerateResponse(accepted=generation_pb2.Accepted(grant=grant))
+    assert read_event(message).grant.resident_codecs == ("int4", "none", "int4")

@@ -21,6 +21,8 @@ from scissorhands_client import Budget, InvalidRequestError, Policy
         ("10kB", BudgetUnit.BYTES, 10_000),
         ("512B", BudgetUnit.BYTES, 512),
         ("0.3KiB", BudgetUnit.BYTES, 307),
+        ("20x", BudgetUnit.COMPRESSION, 20),
+        ("2.5 X", BudgetUnit.COMPRESSION, 2.5),
     ],
 )
 def test_a_budget_is_read(text, unit, amount):
@@ -30,7 +32,26 @@ def test_a_budget_is_read(text, unit, amount):
 @pytest.mark.parametrize(
     "text",
     [
-        *("", "%", "20x", "-1", "0", "0.0", "0%", "101%", "1.5", "nan", "inf", "1e3", "64 Mi B", "0.2 tokens", "0.1B"),
+        *(
+            "",
+            "%",
+            "20y",
+            "1x",
+            "0.5x",
+            "x",
+            "-1",
+            "0",
+            "0.0",
+            "0%",
+            "101%",
+            "1.5",
+            "nan",
+            "inf",
+            "1e3",
+            "64 Mi B",
+            "0.2 tokens",
+            "0.1B",
+        ),
         *("9" * 400, "9" * 400 + "GiB", "٣"),
     ],
 )
@@ -48,6 +69,8 @@ def test_no_budget_is_refused_with_what_is_allowed(text):
         (Budget.tokens, 10**400),
         (Budget.bytes, -5),
         (Budget.fraction, 0),
+        (Budget.compression, 1),
+        (Budget.compression, float("nan")),
         (Budget.fraction, 1.01),
         (Budget.fraction, float("nan")),
         (Budget.fraction, float("inf")),
@@ -59,11 +82,8 @@ def test_amounts_out_of_range_are_refused(make, amount):
 
 
 def test_a_budget_is_told_as_it_was_meant():
-    assert [str(each) for each in (Budget.tokens(256), Budget.bytes(1000), Budget.fraction(0.2))] == [
-        "256 tokens",
-        "1000 bytes",
-        "0.2",
-    ]
+    budgets = (Budget.tokens(256), Budget.bytes(1000), Budget.fraction(0.2), Budget.compression(20))
+    assert [str(each) for each in budgets] == ["256 tokens", "1000 bytes", "0.2", "20x"]
 
 
 def test_a_policy_is_read():

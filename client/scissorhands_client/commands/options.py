@@ -5,15 +5,16 @@ from typing import Any, TypeVar
 
 import click
 
+from scissorhands_client.budget import Budget
 from scissorhands_client.channel import DEFAULT_MANAGER, DEFAULT_WORKER, GENERATE_TIMEOUT
 from scissorhands_client.errors import InvalidRequestError
-from scissorhands_client.types import Budget, GenerateOptions, Policy
+from scissorhands_client.types import GenerateOptions, Policy
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 class BudgetType(click.ParamType[Budget]):
-    """A budget: ``20%``, ``0.2``, ``256`` or ``64MiB``."""
+    """A budget: ``20%``, ``0.2``, ``256``, ``64MiB`` or ``20x``."""
 
     name = "budget"
 
@@ -64,8 +65,15 @@ _OPTIONS = (
         "--budget",
         type=BudgetType(),
         metavar="AMOUNT",
-        help="Most that the cache may hold: a share of the whole length (20% or 0.2), tokens (256) or bytes (64MiB). "
-        "Without it, the server's default.",
+        help="Most that the cache may hold: a share of the whole length (20% or 0.2), tokens (256), bytes (64MiB), or "
+        "how many times smaller than a full 16-bit cache, all bytes counted (20x). Without it, the server's default.",
+    ),
+    click.option(
+        "--resident-codec",
+        default="",
+        metavar="NAME",
+        help="Format that the slots of the cache are packed in, such as int4 or turboquant:k4v3; none holds them as "
+        "they are, planned lets the model's profile choose slots and bits. Without it, the server's default.",
     ),
     click.option(
         "--policy", metavar="NAME[:PRESET]", help="Eviction policy, such as scissorhands, scissorhands:paper or h2o."

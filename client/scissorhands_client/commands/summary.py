@@ -11,6 +11,7 @@ from rich import box
 from rich.filesize import decimal
 from rich.table import Table
 
+from scissorhands.formats import EXACT
 from scissorhands_client.quality import Quality, ShadowResult
 from scissorhands_client.types import BudgetSource, CacheStatistics, Grant, GrantSource, Result, Usage
 
@@ -137,6 +138,9 @@ def budget_text(grant: Grant) -> str:
     amount = f"{slots[0]:,}" if len(slots) == 1 else f"{slots[0]:,} to {slots[-1]:,}" if slots else "no"
     policy = f"{grant.policy}:{grant.preset}" if grant.preset else grant.policy
     parts = [f"{amount} slots per layer and KV head", policy]
+    packed = sorted({*grant.resident_codecs} - {EXACT})
+    if packed:
+        parts.append(f"resident in {packed[0] if len(packed) == 1 else f'{len(packed)} formats, such as {packed[0]}'}")
     if grant.raised:
         parts.append("raised to the smallest")
     if grant.budget_source in _SHARED_BY:
