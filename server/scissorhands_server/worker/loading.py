@@ -112,12 +112,12 @@ def load(
 
 
 def _measured(folder: str, path: Path | None, sizes: ModelSizes) -> tuple[Profile | None, Statistics | None]:
-    """Return what was calibrated of a model: its profile, and its statistics, which lie in its folder."""
+    """Return what was calibrated of a model: its profile, and its statistics, beside the profile or in its folder."""
     try:
         profile = Profile.find(folder, path)
         if profile:
             profile.check_size(sizes.layers, sizes.kv_heads)
-        statistics = find(Path(folder))
+        statistics = (find(path.parent) if path else None) or find(Path(folder))
         if statistics:
             sliding = sum(1 for window in sizes.layer_windows if window)
             statistics.check_size((sizes.layers - sliding) * sizes.kv_heads, sizes.head_dim)
