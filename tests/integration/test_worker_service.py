@@ -18,7 +18,10 @@ from scissorhands.grant import PolicyRequest
 from scissorhands.v1 import budget_pb2, generation_pb2
 from scissorhands_server.worker.sampling import Sampler
 
-GAUGES = ("rows", "queue_requests", "cache_slots", "cache_budget_slots", "cache_allocated_bytes", "cache_full_bytes")
+GAUGES = (
+    *("rows", "queue_requests", "cache_slots", "cache_budget_slots", "cache_allocated_bytes", "cache_packed_bytes"),
+    *("cache_full_bytes", "cache_full_16bit_bytes"),
+)
 POLICIES = (
     *("scissorhands", "scissorhands:paper", "h2o", "tova", "snapkv", "streaming"),
     *("r-kv", "fastgen", "expected-attention", "protected:h2o", "merged:h2o"),
