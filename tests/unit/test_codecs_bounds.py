@@ -85,6 +85,18 @@ def test_rotated_vectors_stay_within_their_bound(name, head_dim, kind, exponent,
             assert error <= basis.bound(vector) + 1e-36
 
 
+@pytest.mark.parametrize("name", ["int4-hadamard", "turboquant:4", "klt:5", "klt:6", "block-gtq:4"])
+def test_vectors_along_one_direction_of_the_basis_are_not_clipped(name):
+    """Their largest element is as many times the root of their mean square as there can be."""
+    side, basis = codec_of(name, 64).keys, basis_of(name, "keys", 0, 64)
+    for direction in (0, 40):
+        vector = torch.from_numpy(basis.synthesis[:, direction]).float()
+        row = side.encode(vector.expand(HEADS, 1, 64))[0].numpy()
+        found, _ = basis.elements(row)
+        error = float((basis.weights * (found - basis.analysis @ vector.double().numpy()) ** 2).sum())
+        assert error <= basis.bound(vector.double().numpy())
+
+
 def test_an_outlying_channel_costs_keys_by_channel_nothing():
     """What the paper observes of keys: a channel that is large for all tokens."""
     original = vectors((BLOCK, 64), "normal", 1.0, torch.float32)
