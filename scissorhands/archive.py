@@ -61,7 +61,8 @@ def decode_section(
     Args:
         data: The section's bytes.
         slots: Number of slots in it, from the segment's table.
-        codec: The codec of the segment's identity.
+        codec: The codec of the segment's identity; of a calibrated one the section's head
+            (:meth:`scissorhands.codec.Codec.of_head`), made for the heads that were encoded together.
         head_dim: Elements of one key or value.
         dtype: Number type to decode into.
 

@@ -60,7 +60,7 @@ def section_of(data: bytes, layer: int, head: int) -> tuple[bytes, int]:
     return part, section.slots
 
 
-@pytest.mark.parametrize(("name", "dtype"), zip(ALL, itertools.cycle(DTYPES), strict=False))
+@pytest.mark.parametrize(("name", "dtype"), list(zip(ALL, itertools.cycle(DTYPES), strict=False)))
 def test_sections_decode_to_what_the_codec_makes_of_each_head(name, dtype):
     codec, dropped = codec_of(name, HEAD_DIM), [1, 37, 0, 32]
     layers = evicted(dropped, dtype=dtype)
