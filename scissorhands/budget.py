@@ -17,8 +17,8 @@ from functools import cached_property
 from scissorhands.errors import BudgetTooSmallError, InvalidRequestError
 from scissorhands.formats import EXACT
 
-# Compression is told against numbers of 16 bits.
-_HALF_BYTES = 2
+# Bytes of a number of 16 bits, against which compression is told.
+HALF_BYTES = 2
 
 
 @dataclass(frozen=True)
@@ -145,7 +145,7 @@ class BudgetRequest:
             raise InvalidRequestError(
                 "budget.compression", "needs the length of prompt and answer; ask in tokens or bytes instead"
             )
-        return BudgetRequest.bytes(max(1, int(shape.full_bytes(total_tokens, _HALF_BYTES) / self.amount)))
+        return BudgetRequest.bytes(max(1, int(shape.full_bytes(total_tokens, HALF_BYTES) / self.amount)))
 
 
 @dataclass(frozen=True)

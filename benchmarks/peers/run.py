@@ -24,7 +24,7 @@ from benchmarks.peers import environment
 from benchmarks.peers.checks import Checks
 from benchmarks.peers.presses import FULL, PEERS, Peer
 from benchmarks.peers.program import PROGRAM, PeerError, Program
-from scissorhands.budget import ModelShape
+from scissorhands.budget import HALF_BYTES, ModelShape
 from scissorhands.evaluation import statistics
 from scissorhands.evaluation.cells import Advance, Cell, Runner
 from scissorhands.evaluation.commands.options import click_errors, writable
@@ -46,7 +46,6 @@ COMPRESSION_BASIS = (
     "a full cache of 16-bit keys and values, over keys and values just before a compression and what the press keeps "
     "between passes, all in 16 bits; kvpress stores no positions"
 )
-_HALF_BYTES = 2
 
 
 @dataclass(frozen=True)
@@ -199,7 +198,7 @@ def row_fields(plan: Plan, outcome: Row, losses: Losses, full: Losses, shape: Mo
         dtype: The type of weights and cache.
     """
     kept = outcome["cache_bytes"] + outcome["press_bytes"]
-    sizes = Sizes(kept, kept * _HALF_BYTES // outcome["element_bytes"])
+    sizes = Sizes(kept, kept * HALF_BYTES // outcome["element_bytes"])
     return {
         "source": f"kvpress {environment.versions()['kvpress']}",
         "slots": plan.slots,

@@ -6,7 +6,7 @@ transform in the metric of the queries; its eigenvalues tell what an element lef
 eigenvalue get 2 bits or none, those of the largest 8 (reverse water-filling, Cover and Thomas, section 10.3). Within a
 group of equal bits the elements are weighted so that each is half way between its own and the queries' scale, which is
 the best that one step for all of them can do, and rotated, so that none is much larger than the rest. For values ``M``
-is what the model's predictions make of the attention's output.
+is the identity: their errors count alike in all directions.
 
 A head's moments are measured once for a model (``scissorhands calibrate``). Static statistics alone do not make a
 codec: a vector's own scale stays, as tokens differ by more than statistics tell.

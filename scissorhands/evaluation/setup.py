@@ -12,7 +12,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
 from scissorhands import __version__
-from scissorhands.budget import Grant, ModelShape
+from scissorhands.budget import HALF_BYTES, Grant, ModelShape
 from scissorhands.errors import InvalidRequestError
 from scissorhands.evaluation.loading import load, weights_digest
 from scissorhands.evaluation.request import FULL, Choice, Request
@@ -21,8 +21,6 @@ from scissorhands.evaluation.texts import Tokens, sequences_of
 from scissorhands.grant import PolicyRequest, grant
 from scissorhands.probe import model_shape
 from scissorhands.profile import Profile
-
-_HALF_BYTES = 2
 
 
 @dataclass(frozen=True)
@@ -63,7 +61,7 @@ class Setup:
         name, _, preset = choice.policy.partition(":")
         total = self.request.length if tokens is None else tokens
         # Compression is counted with keys and values of 16 bits, whatever the number type that runs.
-        shape = replace(self.shape, element_bytes=_HALF_BYTES) if choice.compression else self.shape
+        shape = replace(self.shape, element_bytes=HALF_BYTES) if choice.compression else self.shape
         return grant(choice.request, PolicyRequest(name, preset), shape, total, self.profile, choice.codec)
 
     def full_grant(self, tokens: int | None = None) -> Grant:

@@ -5,14 +5,13 @@ from typing import Any
 
 import torch
 
-from scissorhands.budget import Grant, ModelShape
+from scissorhands.budget import HALF_BYTES, Grant, ModelShape
 from scissorhands.cache import ResidentCache
 
 COMPRESSION_BASIS = (
     "a full cache of 16-bit keys and values, over all bytes of the row with its keys and values in 16 bits: "
     "positions and evidence as they are"
 )
-_HALF_BYTES = 2
 
 
 @dataclass(frozen=True)
@@ -31,7 +30,7 @@ class Sizes:
         """Return what a row of results tells of them, for sequences of ``length`` tokens."""
         return {
             # The full cache would hold the last token too, if it were fed; a row that evicts is no smaller without it.
-            "compression": shape.full_bytes(length, _HALF_BYTES) / self.in_halves,
+            "compression": shape.full_bytes(length, HALF_BYTES) / self.in_halves,
             "compression_basis": COMPRESSION_BASIS,
             "bytes_16_bit": self.in_halves,
             "bytes_per_sequence": self.allocated,
@@ -48,6 +47,6 @@ def governed_slots(granted: Grant, shape: ModelShape) -> int:
 def sizes_of(cache: ResidentCache) -> Sizes:
     """Return the bytes of one of a cache's rows, which are all of one grant."""
     stored = [tensor for layer in cache.rows[0].pool.layers for tensor in (layer.keys, layer.values)]
-    beyond = sum(max(0, tensor.element_size() - _HALF_BYTES) * tensor.numel() for tensor in stored)
+    beyond = sum(max(0, tensor.element_size() - HALF_BYTES) * tensor.numel() for tensor in stored)
     rows = len(cache.rows)
     return Sizes(cache.allocated_bytes() // rows, (cache.allocated_bytes() - beyond) // rows)

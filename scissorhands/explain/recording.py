@@ -5,10 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from scissorhands.budget import Grant, ModelShape
-
-# Bytes of an element in a 16-bit cache.
-_HALF_BYTES = 2
+from scissorhands.budget import HALF_BYTES, Grant, ModelShape
 
 
 @dataclass(frozen=True)
@@ -61,7 +58,7 @@ class Recording:
     @property
     def full_bytes(self) -> int:
         """Bytes of a full cache in 16 bits."""
-        return self.shape.full_bytes(len(self.ids), _HALF_BYTES)
+        return self.shape.full_bytes(len(self.ids), HALF_BYTES)
 
     @property
     def own_full_bytes(self) -> int:

@@ -1,9 +1,9 @@
 """What a cache holds, and what an eviction adds to the figures of its task and of the worker."""
 
+from scissorhands.budget import HALF_BYTES
 from scissorhands.cache import ResidentCache
 from scissorhands.row import Eviction, Phase, PlanSource
 from scissorhands_server.worker.metrics import WorkerMetrics
-from scissorhands_server.worker.report import HALF_BYTES
 from scissorhands_server.worker.task import Task
 
 

@@ -2,7 +2,7 @@
 
 from google.protobuf import duration_pb2
 
-from scissorhands.budget import ModelShape
+from scissorhands.budget import HALF_BYTES, ModelShape
 from scissorhands.v1 import generation_pb2
 from scissorhands_server.worker.task import Finished, Task
 
@@ -11,7 +11,6 @@ _REASONS = {
     "stop": generation_pb2.FINISH_REASON_STOP,
     "length": generation_pb2.FINISH_REASON_LENGTH,
 }
-HALF_BYTES = 2
 
 
 def finish_message(task: Task, finished: Finished, shape: ModelShape) -> generation_pb2.Finish:
