@@ -14,6 +14,8 @@ from scissorhands.errors import InvalidRequestError
 
 # Numbers as they are.
 EXACT = "none"
+# The file beside a model that holds what calibrated formats are fitted to (:mod:`scissorhands.codec.statistics`).
+STATISTICS_FILE = "scissorhands-statistics.safetensors"
 # Elements of a group of int4 and int8 that share minimum and step.
 GROUP = 64
 # Tokens of a block of kivi, whose keys share minimum and step by channel.

@@ -20,12 +20,11 @@ from scissorhands.evaluation.commands.options import (
 )
 from scissorhands.evaluation.request import Request, choices
 from scissorhands.evaluation.texts import read_text
+from scissorhands.formats import STATISTICS_FILE
 from scissorhands.profile import FILE_NAME
 
 # Budgets that are measured, as shares of the length.
 SHARES = (0.05, 0.08, 0.125, 0.1667, 0.2, 0.25, 0.3333, 0.5, 0.7)
-# Where codecs look for what they are fitted to; torch is not imported for a name.
-STATISTICS_NAME = "scissorhands-statistics.safetensors"
 _NORMAL = Sizes(3, 2048)
 _QUICK = Sizes(2, 512)
 
@@ -98,11 +97,11 @@ def calibrate(
         profile, statistics, about = runner.run(request, Console(stderr=True))
     try:
         profile.save(place, about)
-        statistics.write(place.with_name(STATISTICS_NAME))
+        statistics.write(place.with_name(STATISTICS_FILE))
     except OSError as error:
         raise click.ClickException(f"cannot write {place}: {error.strerror}") from error
     show(runner.table(profile), None)
-    click.echo(f"{place} and {STATISTICS_NAME} beside it: written", err=True)
+    click.echo(f"{place} and {STATISTICS_FILE} beside it: written", err=True)
 
 
 def _place(model: str, out: Path | None) -> Path:

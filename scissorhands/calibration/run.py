@@ -15,7 +15,6 @@ from scissorhands.calibration.replay import Losses, head_losses, one_layer
 from scissorhands.calibration.transforms import Moments, moments
 from scissorhands.codec import Statistics
 from scissorhands.errors import InvalidRequestError
-from scissorhands.evaluation.loading import weights_digest
 from scissorhands.evaluation.request import Request
 from scissorhands.evaluation.setup import Setup, prepare
 from scissorhands.evaluation.table import Table
@@ -52,8 +51,6 @@ def run(request: Request, console: Console) -> tuple[Profile, Statistics, dict[s
     if not shape.global_layers:
         raise InvalidRequestError("model", "has only sliding layers, from which nothing is ever evicted")
     grants = _grants(request, one_layer(shape))
-    statistics = _statistics(setup)
-    losses, of_keys, of_values = _measured(setup, statistics, list(grants.values()), console)
     settings = setup.results(
         "calibrate",
         policy=request.choices[0].policy,
@@ -61,20 +58,18 @@ def run(request: Request, console: Console) -> tuple[Profile, Statistics, dict[s
         samples=SAMPLES,
         seed=SEED,
     )
+    weights, sequences = settings.settings["weights_sha256"], torch.from_numpy(setup.sequences()).to(setup.model.device)
+    statistics = _statistics(setup, sequences, weights)
+    losses, *by_bits = _measured(setup, sequences, statistics, list(grants.values()), console)
+    # Estimates have noise; more slots never make it worse.
+    evicting = _all_layers(np.minimum.accumulate(losses, axis=-1), shape).ravel().tolist()
+    storing = _all_layers(np.concatenate(by_bits, axis=-1), shape).ravel().tolist()
+    profile = Profile.of(weights, list(grants), evicting, shape.layers, shape.kv_heads, storing)
     about = {
         **settings.settings,
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "environment": settings.environment,
     }
-    shares = list(grants)
-    bits = _all_layers(np.concatenate([of_keys, of_values], axis=-1), shape)
-    profile = Profile(
-        settings.settings["weights_sha256"],
-        tuple(shares),
-        # Estimates have noise; more slots never make it worse.
-        _nested(_all_layers(np.minimum.accumulate(losses, axis=-1), shape)),
-        _nested(bits),
-    )
     return profile, statistics, about
 
 
@@ -116,9 +111,9 @@ def _grants(request: Request, shape: ModelShape) -> dict[float, Grant]:
     return found
 
 
-def _statistics(setup: Setup) -> Statistics:
-    """Return what codecs are fitted to, from the same sequences."""
-    shape, sequences = setup.shape, torch.from_numpy(setup.sequences()).to(setup.model.device)
+def _statistics(setup: Setup, sequences: torch.Tensor, weights: str) -> Statistics:
+    """Return what codecs are fitted to, from ``[sequences, length]`` tokens; ``weights`` is the model's digest."""
+    shape = setup.shape
     found: Moments | None = None
     for tokens in sequences:
         own = moments(record(setup.model, shape, tokens, torch.zeros(0, len(tokens))), shape)
@@ -127,16 +122,15 @@ def _statistics(setup: Setup) -> Statistics:
     config = setup.model.config.get_text_config(decoder=True)
     rope = getattr(config, "rope_parameters", None) or {"partial_rotary_factor": 0.0}
     tensors = found.tensors(rotary=rope.get("partial_rotary_factor", 1.0) == 1.0)
-    return Statistics(tensors, {"weights_sha256": weights_digest(setup.model), "command": "calibrate"})
+    return Statistics(tensors, {"weights_sha256": weights, "command": "calibrate"})
 
 
 def _measured(
-    setup: Setup, statistics: Statistics, grants: list[Grant], console: Console
+    setup: Setup, sequences: torch.Tensor, statistics: Statistics, grants: list[Grant], console: Console
 ) -> tuple[Losses, Losses, Losses]:
     """Return losses of evicting ``[global layers, kv_heads, grants]``, and of fewer bits of keys and of values."""
     shape, device = setup.shape, setup.model.device
     layer = one_layer(shape)
-    sequences = torch.from_numpy(setup.sequences()).to(device)
     # On the CPU, so that every device draws from the same numbers.
     draws = torch.rand(len(sequences), SAMPLES, sequences.shape[1], generator=torch.Generator().manual_seed(SEED))
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
@@ -161,7 +155,3 @@ def _all_layers(losses: Losses, shape: ModelShape) -> Losses:
     found = np.zeros((shape.layers, *losses.shape[1:]))
     found[list(shape.global_layers)] = losses
     return found
-
-
-def _nested(losses: Losses) -> tuple[tuple[tuple[float, ...], ...], ...]:
-    return tuple(tuple(tuple(head) for head in layer) for layer in losses.tolist())

@@ -14,8 +14,8 @@ from scissorhands.codec.by_head import ByHead
 from scissorhands.codec.klt import klt
 from scissorhands.codec.scaled import Scaled
 from scissorhands.errors import InvalidRequestError
+from scissorhands.formats import STATISTICS_FILE
 
-FILE_NAME = "scissorhands-statistics.safetensors"
 _SIDES = ("keys", "values")
 _PARTS = ("analysis", "synthesis", "spectrum")
 _ENERGY = "rotary.energy"
@@ -142,5 +142,5 @@ def attached(model: torch.nn.Module) -> Statistics | None:
 
 def find(model: Path) -> Statistics | None:
     """Return the statistics that lie beside a model, if there are any."""
-    path = model / FILE_NAME
+    path = model / STATISTICS_FILE
     return Statistics.read(path) if path.is_file() else None

@@ -10,8 +10,8 @@ from support.tiny_models import tiny_model
 from support.tiny_tokenizers import CHAT_TEMPLATE, byte_level
 from transformers import MambaConfig, MambaForCausalLM
 
-from scissorhands.codec.statistics import FILE_NAME
 from scissorhands.errors import ConfigurationError, UnsupportedModelError
+from scissorhands.formats import STATISTICS_FILE
 from scissorhands.profile import Profile
 from scissorhands_server.worker.fingerprint import model_fingerprint, tokenizer_fingerprint
 from scissorhands_server.worker.loading import load
@@ -240,13 +240,13 @@ def test_unknown_number_types_and_devices_are_refused(folder, tmp_path, monkeypa
 
 def test_statistics_beside_the_model_are_loaded_with_it(folder, tmp_path, loaded):
     assert loaded.statistics is None
-    statistics(8, 4).write(folder / FILE_NAME)
+    statistics(8, 4).write(folder / STATISTICS_FILE)
     assert loading(folder, tmp_path).statistics.digest == statistics(8, 4).digest
     beside = tmp_path / "profile.json"
     Profile("", (0.1, 0.5), (((0.3, 0.1),) * 2,) * 2).save(beside, {})
     assert loading(folder, tmp_path, profile=beside).statistics.digest == statistics(8, 4).digest
-    statistics(8, 4, rotary=False).write(tmp_path / FILE_NAME)
+    statistics(8, 4, rotary=False).write(tmp_path / STATISTICS_FILE)
     assert loading(folder, tmp_path, profile=beside).statistics.digest == statistics(8, 4, rotary=False).digest
-    statistics(8, 2).write(folder / FILE_NAME)
+    statistics(8, 2).write(folder / STATISTICS_FILE)
     with pytest.raises(ConfigurationError, match="with 2 KV heads of 8, this one has 4 of 8"):
         loading(folder, tmp_path)
