@@ -73,7 +73,7 @@ def plan_bits(
     bits = np.array(profile.bits).reshape(-1, len(KEY_BITS) + len(VALUE_BITS))[list(heads)]
     names = [f"klt:k{key:g}v{value:g}" for key, value in product(KEY_BITS, VALUE_BITS)]
     widths = [parse(name).slot_bytes(shape.head_dim, shape.element_bytes) + evidence for name in names]
-    storing = (bits[:, : len(KEY_BITS), None] + bits[:, None, len(KEY_BITS) :]).reshape(len(heads), -1)
+    storing = (bits[:, : len(KEY_BITS), None] + bits[:, None, len(KEY_BITS) :]).reshape(len(heads), len(names))
     points = np.multiply.outer(np.array(widths), sizes).ravel()
     order = np.argsort(points, kind="stable")
     choices, pieces = [], []

@@ -1,6 +1,7 @@
 """Granting: a policy and a budget become the numbers of one sequence."""
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 
 from scissorhands.bit_planner import plan_bits
@@ -101,7 +102,7 @@ def grant(
         codecs=_codecs(held.name, windows or [0] * shape.layers),
     )
     if planned:
-        return _planned(even, shape, profile, evidence, total_tokens)
+        return _planned(even, shape, profile, slots, slot_bytes, evidence, total_tokens)
     if profile is None or not chosen.shares_by_loss:
         return even
     return _by_loss(even, shape, profile, slots, slot_bytes, total_tokens)
@@ -116,22 +117,22 @@ def _by_loss(
         InvalidRequestError: The profile is of a model of another shape.
     """
     profile.check_size(shape.layers, shape.kv_heads)
-    heads = shape.split()
-    shared = heads.global_layers
-    found = dict(
-        zip(shared, share_out(profile, shared, slots, even.parameters.smallest_layer, total_tokens), strict=True)
-    )
-    own = [even.layer_slots[head // shape.kv_heads] for head in range(heads.layers)]
-    return replace(
-        even,
-        layer_slots=tuple(found.get(head, slots) for head, slots in enumerate(own)),
-        bytes=even.bytes - (slots * len(shared) - sum(found.values())) * slot_bytes,
-        by_head=True,
-        codecs=tuple(codec for codec in even.codecs for _ in range(shape.kv_heads)),
-    )
+    shared = shape.split().global_layers
+    found = share_out(profile, shared, slots, even.parameters.smallest_layer, total_tokens)
+    codecs = tuple(codec for codec in even.codecs for _ in range(shape.kv_heads))
+    unspent = (slots * len(shared) - sum(found)) * slot_bytes
+    return _of_heads(even, shape, found, codecs, even.bytes - unspent)
 
 
-def _planned(even: Grant, shape: ModelShape, profile: Profile | None, evidence: int, total_tokens: int | None) -> Grant:
+def _planned(
+    even: Grant,
+    shape: ModelShape,
+    profile: Profile | None,
+    slots: int,
+    slot_bytes: int,
+    evidence: int,
+    total_tokens: int | None,
+) -> Grant:
     """Return a grant of no more bytes, slots and bits of each KV head chosen by what they save.
 
     Raises:
@@ -142,23 +143,23 @@ def _planned(even: Grant, shape: ModelShape, profile: Profile | None, evidence: 
             "codec", f"{PLANNED} needs a model's profile (run scissorhands calibrate) and a sequence's length"
         )
     profile.check_size(shape.layers, shape.kv_heads)
-    heads = shape.split()
-    slots = max(even.layer_slots[layer] for layer in shape.global_layers)
-    per_slot = resident(_BEFORE_PLANNING).slot_bytes(shape.head_dim, shape.element_bytes) + evidence
-    spent = slots * per_slot * len(heads.global_layers)
+    shared = shape.split().global_layers
+    spent = slots * slot_bytes * len(shared)
     plans = plan_bits(profile, shape, spent, evidence, slots, even.parameters.smallest_layer, total_tokens)
-    found = dict(zip(heads.global_layers, plans, strict=True))
-    own = [even.layer_slots[head // shape.kv_heads] for head in range(heads.layers)]
     taken = sum(
         plan.slots * (parse(plan.codec).slot_bytes(shape.head_dim, shape.element_bytes) + evidence) for plan in plans
     )
-    return replace(
-        even,
-        layer_slots=tuple(found[head].slots if head in found else size for head, size in enumerate(own)),
-        bytes=even.bytes - spent + taken,
-        by_head=True,
-        codecs=tuple(found[head].codec if head in found else EXACT for head in range(heads.layers)),
-    )
+    chosen = dict(zip(shared, (plan.codec for plan in plans), strict=True))
+    codecs = tuple(chosen.get(head, EXACT) for head in range(shape.split().layers))
+    return _of_heads(even, shape, [plan.slots for plan in plans], codecs, even.bytes - spent + taken)
+
+
+def _of_heads(even: Grant, shape: ModelShape, slots: Sequence[int], codecs: tuple[str, ...], bytes_: int) -> Grant:
+    """Return a grant with budgets by head: ``slots`` of each KV head of the global layers, a window of the others."""
+    own = [layer for layer in even.layer_slots for _ in range(shape.kv_heads)]
+    for head, given in zip(shape.split().global_layers, slots, strict=True):
+        own[head] = given
+    return replace(even, layer_slots=tuple(own), bytes=bytes_, by_head=True, codecs=codecs)
 
 
 def _codecs(name: str, windows: list[int]) -> tuple[str, ...]:
