@@ -27,7 +27,6 @@ from rich.table import Table
 
 from scissorhands.budget import BudgetRequest
 from scissorhands.cache import ResidentCache
-from scissorhands.codec.statistics import attached
 from scissorhands.evaluation.loading import load
 from scissorhands.grant import PolicyRequest, grant
 from scissorhands.layer_pool import LayerPool
@@ -112,7 +111,7 @@ def measure(model: Any, policy: str, slots: int, steps: int, evictions: int) -> 
     total = 5 * slots
     profile = Profile.find(model.name_or_path)
     granted = grant(BudgetRequest.tokens(slots), PolicyRequest(name, preset), shape, total, profile)
-    cache, step = ResidentCache(shape, model.dtype, model.device, statistics=attached(model)), ModelStep(model)
+    cache, step = ResidentCache(shape, model.dtype, model.device), ModelStep(model)
     row = cache.add_row(granted)
     generator = torch.Generator().manual_seed(SEED)
     tokens = torch.randint(model.config.vocab_size, (2 * total,), generator=generator).tolist()

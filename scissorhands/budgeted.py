@@ -18,7 +18,6 @@ from transformers import PreTrainedModel
 from scissorhands.attention import attend
 from scissorhands.budget import BudgetRequest, Grant, slots_to_drop
 from scissorhands.cache import ResidentCache
-from scissorhands.codec.statistics import attached
 from scissorhands.errors import InvalidRequestError
 from scissorhands.grant import PolicyRequest, grant
 from scissorhands.policies import get_policy
@@ -70,7 +69,7 @@ class BudgetedCache(StepView):
         self.evicted_slots = 0
         self.mass_dropped = 0.0
         self._policy = get_policy(self.grant.policy, self.grant.preset)
-        self._resident = ResidentCache(shape, model.dtype, model.device, statistics=attached(model))
+        self._resident = ResidentCache(shape, model.dtype, model.device)
         self._seen = 0
         self._reading = False
         # Of each row, how it reads the prompt under way.

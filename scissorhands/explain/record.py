@@ -8,7 +8,6 @@ from transformers import PreTrainedModel
 
 from scissorhands.budget import Grant
 from scissorhands.cache import ResidentCache
-from scissorhands.codec.statistics import attached
 from scissorhands.errors import EngineError
 from scissorhands.explain.recording import Cut, Recording
 from scissorhands.probe import model_shape
@@ -39,7 +38,7 @@ def record(
         EngineError: The model's logits are not finite.
     """
     step = ModelStep(model)
-    cache = ResidentCache(model_shape(model), model.dtype, model.device, statistics=attached(model))
+    cache = ResidentCache(model_shape(model), model.dtype, model.device)
     ids = list(prompt)
     # The last token is chosen, but never appended.
     row = cache.add_row(grant, limit=len(ids) + max_new_tokens - 1)
