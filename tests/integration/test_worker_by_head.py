@@ -7,13 +7,11 @@ import pytest
 from support.manager_data import fetch
 from support.processes import ManagerProcess
 from support.tiny_models import random_tokens
-from support.tiny_worker import collect, request, settings, tiny_loaded
+from support.tiny_worker import ask, request, tiny_loaded
 
 from scissorhands.profile import Profile
 from scissorhands.segment import check_segment
-from scissorhands.v1 import cache_manager_pb2, cache_manager_pb2_grpc, generation_pb2_grpc
-from scissorhands_server.worker.loading import LoadedModel
-from scissorhands_server.worker.server import Worker
+from scissorhands.v1 import cache_manager_pb2, cache_manager_pb2_grpc
 
 PROMPT = random_tokens(90, seed=5)
 NEW, SLOTS = 60, 64
@@ -33,16 +31,9 @@ async def serve(
     message = request(PROMPT.tolist(), slots=SLOTS, new=NEW)
     message.policy.name = "scissorhands"
     message.policy.parameters.update(numbers)
-    loaded: LoadedModel = replace(tiny_loaded(), profile=profile)
-    async with (
-        Worker(settings(**given), loaded) as worker,
-        grpc.aio.insecure_channel(f"127.0.0.1:{worker.port}") as channel,
-    ):
-        events = aiter(generation_pb2_grpc.GenerationServiceStub(channel).Generate(message))
-        accepted = (await anext(events)).accepted
-        tokens, _, last = await collect(events)
-        assert accepted.grant.by_head == (profile is not None)
-        return tokens, list(accepted.grant.layer_slots), last.finish.cache, accepted.session_id
+    accepted, tokens, finish = await ask(message, replace(tiny_loaded(), profile=profile), **given)
+    assert accepted.grant.by_head == (profile is not None)
+    return tokens, list(accepted.grant.layer_slots), finish.cache, accepted.session_id
 
 
 @pytest.mark.parametrize("numbers", [EVEN, UNEVEN], ids=["even", "uneven"])

@@ -11,7 +11,7 @@ from support.codec_data import statistics
 from support.manager_data import fetch
 from support.processes import ManagerProcess
 from support.tiny_models import random_tokens
-from support.tiny_worker import collect, request, settings, tiny_loaded
+from support.tiny_worker import ask, collect, request, settings, tiny_loaded
 
 from scissorhands.budget import BudgetRequest, Grant
 from scissorhands.codec import codec_version
@@ -59,15 +59,9 @@ class Served(NamedTuple):
 async def serve(codec: str, policy: str, loaded: LoadedModel, **given: object) -> Served:
     message = request(PROMPT, policy=policy, new=NEW, resident_codec=codec)
     message.budget.compression = COMPRESSION
-    async with (
-        Worker(settings(**given), loaded) as worker,
-        grpc.aio.insecure_channel(f"127.0.0.1:{worker.port}") as channel,
-    ):
-        events = aiter(generation_pb2_grpc.GenerationServiceStub(channel).Generate(message))
-        accepted = (await anext(events)).accepted
-        tokens, _, last = await collect(events)
+    accepted, tokens, finish = await ask(message, loaded, **given)
     granted = accepted.grant
-    return Served(tokens, read_grant(granted), granted.source, last.finish.cache, accepted.session_id)
+    return Served(tokens, read_grant(granted), granted.source, finish.cache, accepted.session_id)
 
 
 @pytest.fixture

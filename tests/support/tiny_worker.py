@@ -97,6 +97,20 @@ async def collect(call) -> tuple[list[int], str, generation_pb2.GenerateResponse
     return tokens, text, last
 
 
+async def ask(
+    message: generation_pb2.GenerateRequest, loaded: LoadedModel, **given: object
+) -> tuple[generation_pb2.Accepted, list[int], generation_pb2.Finish]:
+    """Return what a worker of its own, with settings ``given``, answers: its acceptance, the tokens and the end."""
+    async with (
+        Worker(settings(**given), loaded) as worker,
+        grpc.aio.insecure_channel(f"127.0.0.1:{worker.port}") as channel,
+    ):
+        events = aiter(generation_pb2_grpc.GenerationServiceStub(channel).Generate(message))
+        accepted = (await anext(events)).accepted
+        tokens, _, last = await collect(events)
+        return accepted, tokens, last.finish
+
+
 def metrics(worker_or_port) -> dict[str, float]:
     """Scrape a metrics endpoint into series and values."""
     port = getattr(worker_or_port, "metrics_port", worker_or_port)
