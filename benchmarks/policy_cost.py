@@ -14,9 +14,11 @@ import os
 import platform
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
+from unittest.mock import patch
 
 import click
 import torch
@@ -63,24 +65,22 @@ def timed(work: Callable[[], object]) -> float:
 
 
 class SignalClock:
-    """Adds up what observing takes, in seconds, while it is entered."""
+    """What observing takes, in seconds, while :meth:`running`."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
-        self._observe = LayerPool.observe
 
-    def __enter__(self) -> Self:
-        clock = self
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Add up what observing takes in here."""
+        inner = LayerPool.observe
 
         def observe(pool: LayerPool, span: Span, probabilities: Any, scores: Any, kinds: Any = None) -> None:
-            clock.seconds += timed(lambda: scores.mean(dim=2))
-            clock.seconds += timed(lambda: clock._observe(pool, span, probabilities, scores, kinds))
+            self.seconds += timed(lambda: scores.mean(dim=2))
+            self.seconds += timed(lambda: inner(pool, span, probabilities, scores, kinds))
 
-        LayerPool.observe = observe
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        LayerPool.observe = self._observe
+        with patch.object(LayerPool, "observe", observe):
+            yield
 
 
 def fill(step: ModelStep, row: Row, tokens: list[int], slack: int = 0) -> None:
@@ -124,7 +124,8 @@ def measure(model: Any, policy: str, slots: int, steps: int, evictions: int) -> 
     for _ in track(range(steps), description=f"{policy} {slots}", transient=True):
         stepping.append(timed(lambda: forward(model, row, tokens[0])))
         row.observed_layers = 0
-        with SignalClock() as clock:
+        clock = SignalClock()
+        with clock.running():
             forward(model, row, tokens[0])
         row.observed_layers = 0
         observing.append(clock.seconds)
