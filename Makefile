@@ -26,7 +26,7 @@ demo: model ## Install, fetch the model, start everything on this machine, answe
 	$(PY) examples/demo.py
 
 test: services venv model ## Install what the tests need and run all of them
-	$(IN_VENV) python -m pytest --durations=15 --durations-min=5 $(TESTS)
+	$(IN_VENV) python -m pytest -n logical --maxprocesses 4 --dist loadfile --durations=15 --durations-min=5 $(TESTS)
 
 # --- Environment ------------------------------------------------------------------------------------------------------
 

@@ -62,14 +62,14 @@ def test_rows_do_not_depend_on_each_other_or_on_strides():
     assert torch.equal(codec.encode_rows(original.transpose(0, 1)), whole.transpose(0, 1))
 
 
-@pytest.mark.parametrize("codec", [Grouped(2), Grouped(4), Grouped(8), ByChannel(2), ByChannel(4)], ids=str)
+@pytest.mark.parametrize("codec", [Grouped(2), Grouped(4), Grouped(8), ByChannel(2), ByChannel(4)])
 def test_equal_elements_of_a_group_are_exact(codec):
     for value in (0.0, 1.0, -0.375, 65504.0):
         original = torch.full((4, 64), value)
         assert torch.equal(codec.decode(codec.encode(original), 4, 64, torch.float32), original)
 
 
-@pytest.mark.parametrize("codec", [Grouped(4), Grouped(8), ByChannel(4)], ids=str)
+@pytest.mark.parametrize("codec", [Grouped(4), Grouped(8), ByChannel(4)])
 def test_ranges_saturate_beyond_float16(codec):
     original = torch.tensor([[3e38, -3e38] * 32, [1e5, 0.0] * 32])
     data = codec.encode(original)
