@@ -6,9 +6,9 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from scissorhands.attended import Attended, PackedAttended
+from scissorhands.attended import TILE, Attended, PackedAttended
 from scissorhands.codec.base import RowCodec
-from scissorhands.merging import fold
+from scissorhands.merging import fold, match, rates
 from scissorhands.signals import Observation, Resident, Signal, Weight
 from scissorhands.slots import Slots
 from scissorhands.snapshot import LayerEvidence
@@ -152,11 +152,28 @@ class LayerPool:
 
     def fold(self, row: int, length: int, evicted: Slots) -> None:
         """Fold evicted slots into the ``length`` that a row keeps, if its policy says so."""
-        if self._weight is not None:
-            used = (row, slice(None), slice(length))
-            kept = Slots(self.keys[used], self.values[used], self.positions[used], self.states[0][used])
-            weights = self.states[self._weight]
-            self.values[used], weights[used] = fold(kept, weights[used], evicted)
+        if self._weight is None:
+            return
+        keys, values, positions, mass, weights = (
+            tensor[row, :, :length]
+            for tensor in (self.keys, self.values, self.positions, self.states[0], self.states[self._weight])
+        )
+        key_codec, value_codec = self.codec or (None, None)
+        tiles = torch.split(keys, max(1, TILE // (len(keys) * self._head_dim)), dim=1)
+        found = match(self._exact(evicted.keys, key_codec), (self._exact(tile, key_codec) for tile in tiles))
+        step = positions[:, -1:] + 1
+        own = rates(mass, positions, step).gather(1, found.slots)
+        more = rates(evicted.mass, evicted.positions, step)
+        place = found.slots.unsqueeze(-1).expand(-1, -1, values.shape[-1])
+        stored = values.gather(1, place)
+        folded = fold(found, self._exact(stored, value_codec), own, self._exact(evicted.values, value_codec), more)
+        changed = folded.values if value_codec is None else value_codec.encode_rows(folded.values)
+        values.scatter_(1, place, torch.where(folded.grown.unsqueeze(-1), changed, stored))
+        weights.scatter_(1, found.slots, weights.gather(1, found.slots) + folded.growth.log())
+
+    def _exact(self, data: torch.Tensor, codec: RowCodec | None) -> torch.Tensor:
+        """Return keys or values ``[H, n, D]`` as the model knows them."""
+        return data if codec is None else codec.decode(data.flatten(-2), data.shape[1], self._head_dim, self._dtype)
 
     @torch.inference_mode(False)  # Tensors made in inference mode could not be changed outside of it.
     def add_row(self) -> None:

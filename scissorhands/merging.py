@@ -15,43 +15,99 @@ the query that does, so one eviction multiplies a weight by no more than 20.
 That values go to the most similar key is from D2O (Wan et al., arXiv 2406.13035), who average keys too and weigh by
 similarity, and that attention decides the shares is from CaM (Zhang et al., ICML 2024), who fold values only. Neither
 changes the scores. Without that, it gained nothing here (docs/quality.md).
+
+Packed slots are folded in the same way: keys are unpacked a tile at a time, and of the values only those that change,
+which are encoded again. Where what is folded in is little, that gives the same levels as before, and only the weight
+tells.
 """
 
-import torch
+from collections.abc import Iterable
+from typing import NamedTuple
 
-from scissorhands.slots import Slots
+import torch
 
 # Below any attention that matters. A slot that nobody attended to would weigh infinitely more for what it takes in.
 _LEAST_RATE = 1e-9
 _MOST_GROWTH = 20.0
-# Distances by way of products round so much that another slot may seem nearest.
-_EXACT = "donot_use_mm_for_euclid_dist"
 
 
-def fold(kept: Slots, weights: torch.Tensor, evicted: Slots) -> tuple[torch.Tensor, torch.Tensor]:
+class Match(NamedTuple):
+    """Where evicted slots go.
+
+    Args:
+        slots: ``[kv_heads, d]`` int64, of each the kept slot with the nearest key.
+        near: ``[kv_heads, d]`` bool, whether that is near enough.
+    """
+
+    slots: torch.Tensor
+    near: torch.Tensor
+
+
+class Folded(NamedTuple):
+    """What becomes of the slots of a match; where several go to one slot, they all say the same.
+
+    Args:
+        values: ``[kv_heads, d, head_dim]``, the new value of each match's slot.
+        growth: ``[kv_heads, d]`` float32, what to multiply the slot's weight by.
+        grown: ``[kv_heads, d]`` bool; False where the slot stays as it is.
+    """
+
+    values: torch.Tensor
+    growth: torch.Tensor
+    grown: torch.Tensor
+
+
+def match(evicted: torch.Tensor, kept: Iterable[torch.Tensor]) -> Match:
+    """Find where evicted slots go, by their keys, in float64: rounding would let another slot seem nearest.
+
+    Args:
+        evicted: ``[kv_heads, d, head_dim]``.
+        kept: Keys ``[kv_heads, n, head_dim]``, piece by piece, in order.
+    """
+    keys = evicted.double()
+    least = keys.new_full(keys.shape[:2], torch.inf)
+    slots = torch.zeros(keys.shape[:2], dtype=torch.int64, device=keys.device)
+    sums, squares, count = torch.zeros_like(keys[:, 0]), torch.zeros_like(keys[:, 0, 0]), 0
+    for piece in kept:
+        others = piece.double()
+        distances, places = torch.cdist(keys, others).min(dim=-1)
+        nearer = distances < least
+        least = torch.where(nearer, distances, least)
+        slots = torch.where(nearer, places + count, slots)
+        sums += others.sum(dim=1)
+        squares += others.square().sum(dim=(1, 2))
+        count += others.shape[1]
+    spread = squares / count - (sums / count).square().sum(dim=-1)
+    return Match(slots, least.square() < spread.unsqueeze(1))
+
+
+def rates(mass: torch.Tensor, positions: torch.Tensor, step: torch.Tensor) -> torch.Tensor:
+    """Return the mean attention ``[kv_heads, n]`` of the queries that could see a slot.
+
+    Args:
+        mass: ``[kv_heads, n]`` float32, attention received.
+        positions: ``[kv_heads, n]``.
+        step: Tokens seen, ``[kv_heads, 1]``.
+    """
+    return (mass / (step - positions)).clamp_(min=_LEAST_RATE)
+
+
+def fold(
+    found: Match, kept: torch.Tensor, kept_rates: torch.Tensor, evicted: torch.Tensor, evicted_rates: torch.Tensor
+) -> Folded:
     """Fold evicted slots into kept ones, of one layer of a row.
 
     Args:
-        kept: ``k`` slots of each head; the last is the newest token's.
-        weights: ``[kv_heads, k]`` float32, logarithms of their weights.
-        evicted: ``d`` slots of each head.
-
-    Returns:
-        The kept slots' new values ``[kv_heads, k, head_dim]`` and logarithms of weights.
+        found: Where they go.
+        kept: ``[kv_heads, d, head_dim]``, values of the match's slots.
+        kept_rates: ``[kv_heads, d]``, their rates.
+        evicted: ``[kv_heads, d, head_dim]``, values.
+        evicted_rates: ``[kv_heads, d]``.
     """
-    step = kept.positions[:, -1:] + 1
-    keys = kept.keys.float()
-    distance, nearest = torch.cdist(evicted.keys.float(), keys, compute_mode=_EXACT).min(dim=-1)
-    spread = (keys - keys.mean(dim=1, keepdim=True)).square().sum(dim=-1).mean(dim=1, keepdim=True)
-    own = _rates(kept, step)
-    more = _rates(evicted, step) * (distance.square() < spread)
-    total = own.scatter_add(1, nearest, more)
-    sums = kept.values.float() * own.unsqueeze(-1)
-    sums.scatter_add_(1, nearest.unsqueeze(-1).expand_as(evicted.values), evicted.values.float() * more.unsqueeze(-1))
-    growth = (total / own).clamp_(max=_MOST_GROWTH)
-    return (sums / total.unsqueeze(-1)).to(kept.values.dtype), weights + growth.log()
-
-
-def _rates(slots: Slots, step: torch.Tensor) -> torch.Tensor:
-    """Return ``[kv_heads, n]`` mean attention of the queries that could see a slot."""
-    return (slots.mass / (step - slots.positions)).clamp_(min=_LEAST_RATE)
+    more = evicted_rates * found.near
+    together = (found.slots.unsqueeze(2) == found.slots.unsqueeze(1)).float()
+    added = (together @ more.unsqueeze(-1)).squeeze(-1)
+    total = kept_rates + added
+    sums = kept.float() * kept_rates.unsqueeze(-1) + together @ (evicted.float() * more.unsqueeze(-1))
+    growth = (total / kept_rates).clamp_(max=_MOST_GROWTH)
+    return Folded((sums / total.unsqueeze(-1)).to(kept.dtype), growth, added > 0)

@@ -21,11 +21,6 @@ class Merged(Wrapper):
         """Whether the inner policy does."""
         return self.inner.shares_by_loss
 
-    @property
-    def reads_vectors(self) -> bool:
-        """Yes: folding compares keys, and changes values that a packed cache would have to encode twice."""
-        return True
-
     def signals(self, parameters: EvictionParameters) -> dict[str, int]:
         """Return the inner policy's signals, and what slots weigh."""
         return {**super().signals(parameters), "weight": _WEIGHT_BYTES}

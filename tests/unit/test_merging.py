@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 from support.engine_path import EnginePath, kept_positions
@@ -11,52 +10,57 @@ from support.tiny_models import random_tokens, tiny_model
 
 from scissorhands.attention import attend
 from scissorhands.budget import BudgetRequest
-from scissorhands.errors import InvalidRequestError
+from scissorhands.codec import get_codec
 from scissorhands.grant import PolicyRequest, grant
-from scissorhands.layer_pool import LayerPool
-from scissorhands.merging import fold
+from scissorhands.layer_pool import LayerCodec, LayerPool
+from scissorhands.merging import fold, match, rates
 from scissorhands.policies import get_policy
 from scissorhands.signals import signals_for
-from scissorhands.slots import Slots
 from scissorhands.span import Span
 
-STEP = 11
+STEP = torch.tensor([[11]])
 
 
-def slots(keys, values, positions, mass):
-    return Slots(
-        torch.tensor([keys], dtype=torch.float32),
-        torch.tensor([values], dtype=torch.float32),
-        torch.tensor([positions], dtype=torch.int32),
-        torch.tensor([mass], dtype=torch.float32),
-    )
+def numbers(*rows):
+    return torch.tensor([rows], dtype=torch.float32)
 
 
-def kept_slots(mass):
-    """Return slots whose keys are 5 from their mean on average; the queries seen are 11, 6 and 1."""
-    return slots([[0, 0], [10, 0], [0, 0]], [[1, 0], [0, 1], [5, 5]], [0, 5, 10], mass)
+# Keys that are 5 from their mean on average; the queries that could see them are 11, 6 and 1.
+KEYS = numbers([0, 0], [10, 0], [0, 0])
+VALUES = numbers([1, 0], [0, 1], [5, 5])
+POSITIONS = torch.tensor([[0, 5, 10]])
+
+
+def folded(mass, evicted_keys, evicted_values, evicted_rates):
+    """Fold into the slots above; keys are looked at in two pieces."""
+    found = match(evicted_keys, KEYS.split(2, dim=1))
+    own = rates(torch.tensor([mass]), POSITIONS, STEP).gather(1, found.slots)
+    values = VALUES.gather(1, found.slots.unsqueeze(-1).expand(-1, -1, 2))
+    return found, fold(found, values, own, evicted_values, torch.tensor([evicted_rates]))
 
 
 def test_values_are_averaged_by_the_mean_attention_of_those_that_could_see_them():
-    kept = kept_slots([1.1, 1.2, 0.5])
-    evicted = slots([[9, 0], [10, 1]], [[4, 0], [0, 8]], [6, 7], [0.5, 0.4])
-    values, weights = fold(kept, torch.tensor([[0.0, 0.5, 0.0]]), evicted)
-    # Rates: 0.2 kept, 0.1 and 0.1 evicted.
-    torch.testing.assert_close(values, torch.tensor([[[1.0, 0.0], [1.0, 2.5], [5.0, 5.0]]]))
-    torch.testing.assert_close(weights, torch.tensor([[0.0, 0.5 + np.log(2.0), 0.0]], dtype=torch.float32))
+    found, result = folded([1.1, 1.2, 0.5], numbers([9, 0], [10, 1]), numbers([4, 0], [0, 8]), [0.1, 0.1])
+    assert found.slots.tolist() == [[1, 1]]
+    # The kept one's rate is 0.2.
+    torch.testing.assert_close(result.values, numbers([1.0, 2.5], [1.0, 2.5]))
+    torch.testing.assert_close(result.growth, torch.tensor([[2.0, 2.0]]))
+    assert result.grown.all()
 
 
-def test_a_slot_unlike_all_others_is_dropped():
-    kept = kept_slots([1.1, 1.2, 0.5])
-    values, weights = fold(kept, torch.zeros(1, 3), slots([[10, 7]], [[9, 9]], [6], [3.0]))
-    torch.testing.assert_close(values, kept.values)
-    torch.testing.assert_close(weights, torch.zeros(1, 3))
+def test_a_slot_unlike_all_others_is_dropped_beside_one_that_is_not():
+    found, result = folded([1.1, 1.2, 0.5], numbers([10, 7], [10, 1]), numbers([9, 9], [0, 8]), [3.0, 0.2])
+    assert found.near.tolist() == [[False, True]]
+    torch.testing.assert_close(result.values, numbers([0, 4.5], [0, 4.5]))
+    found, result = folded([1.1, 1.2, 0.5], numbers([10, 7]), numbers([9, 9]), [3.0])
+    assert not result.grown.any()
+    assert result.growth.tolist() == [[1.0]]
 
 
 def test_a_slot_that_nobody_attended_to_does_not_come_to_weigh_without_bound():
-    values, weights = fold(kept_slots([1.1, 0.0, 0.5]), torch.zeros(1, 3), slots([[10, 1]], [[0, 8]], [6], [0.5]))
-    torch.testing.assert_close(values[0, 1], torch.tensor([0.0, 8.0]), rtol=1e-4, atol=1e-4)
-    assert weights[0, 1] == pytest.approx(np.log(20.0))
+    _, result = folded([1.1, 0.0, 0.5], numbers([10, 1]), numbers([0, 8]), [0.1])
+    torch.testing.assert_close(result.values, numbers([0.0, 8.0]), rtol=1e-4, atol=1e-4)
+    assert result.growth.tolist() == [[20.0]]
 
 
 def test_queries_get_from_a_folded_slot_what_both_tokens_would_have_given():
@@ -113,15 +117,49 @@ def test_the_first_eviction_archives_what_the_inner_policy_does():
         assert torch.equal(plain.values, merged.values)
 
 
-def test_weights_are_paid_for_and_need_slots_as_they_are():
+@pytest.mark.parametrize("codec", ["int8", "turboquant:k4v4"])
+def test_packed_slots_are_folded_like_what_they_stand_for(codec):
+    """Fold packed slots, and the vectors that they stand for; only the slots that grew are encoded again."""
+    shape = EnginePath(tiny_model("llama_grouped")).shape
+    granted = grant(BudgetRequest.tokens(64), PolicyRequest("merged", "h2o"), shape, codec=codec)
+    found = get_codec(codec, 16)
+    packed, exact = (
+        LayerPool(1, 2, 12, 16, signals_for(granted, 1), torch.float32, torch.device("cpu"), own)
+        for own in (LayerCodec(found.keys, found.values), None)
+    )
+    generator = torch.Generator().manual_seed(3)
+    keys, values = torch.randn(2, 1, 2, 12, 16, generator=generator)
+    keys[:, :, 9] = keys[:, :, 4] + 0.01  # Near to each other, and of no other is that certain.
+    for pool, stored in ((packed, (found.keys.encode_rows(keys), found.values.encode_rows(values))), (exact, None)):
+        pool.positions[:] = torch.arange(12)
+        pool.states[0][:] = torch.rand(1, 2, 12, generator=generator.manual_seed(4)) * (12 - torch.arange(12))
+        pool.keys[:], pool.values[:] = stored or (
+            pack.decode(pack.encode(states), 12, 16, torch.float32)
+            for pack, states in ((found.keys, keys), (found.values, values))
+        )
+    before = packed.values.clone()
+    for pool in (packed, exact):
+        taken = pool.take(0, torch.tensor([[9], [9]]))
+        pool.compact(0, torch.tensor([[slot for slot in range(12) if slot != 9]] * 2))
+        pool.fold(0, 11, taken)
+    weights = [pool.states[1][0, :, :11] for pool in (packed, exact)]
+    torch.testing.assert_close(*weights)
+    grown = weights[0] != 0
+    assert grown[:, 4].all()
+    assert grown.sum() == 2
+    expected = found.values.encode_rows(exact.values[0, :, 4])
+    assert torch.equal(packed.values[0, :, 4], expected)
+    rest = [slot for slot in range(11) if slot != 4]
+    kept = [slot for slot in range(12) if slot not in {4, 9}]
+    assert torch.equal(packed.values[0, :, rest], before[0, :, kept])
+
+
+def test_weights_are_paid_for():
     shape = EnginePath(tiny_model("llama_grouped")).shape
     plain, merged = (
         grant(BudgetRequest.tokens(64), policy, shape)
         for policy in (PolicyRequest("h2o"), PolicyRequest("merged", "h2o"))
     )
     assert merged.bytes - plain.bytes == 4 * 64 * shape.layers * shape.kv_heads
-    with pytest.raises(InvalidRequestError, match="merged reads keys and values"):
-        grant(BudgetRequest.tokens(64), PolicyRequest("merged", "h2o"), shape, codec="int4-hadamard")
-    assert all(get_policy("merged", preset).reads_vectors for preset in get_policy("merged").presets)
     assert get_policy("merged", "scissorhands").shares_by_loss
     assert not get_policy("merged", "h2o").shares_by_loss
