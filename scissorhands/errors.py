@@ -13,6 +13,9 @@
     │   ├── StoreUnavailableError
     │   └── ManagerUnavailableError
     ├── CorruptSegmentError        stored bytes that are not what they should be
+    ├── CorruptRowError            a suspended row that is not whole
+    ├── MismatchError              a suspended row that is of something else; names what differs
+    ├── SessionConflictError       another turn of a session runs, or has begun meanwhile
     └── EngineError                a failure inside the engine; ends one request
 """
 
@@ -108,6 +111,26 @@ class ManagerUnavailableError(UnavailableError):
 
 class CorruptSegmentError(ScissorhandsError):
     """Bytes of a segment that fail a check."""
+
+
+class CorruptRowError(ScissorhandsError):
+    """A suspended row of which a part is missing, or fails a check."""
+
+
+class MismatchError(ScissorhandsError):
+    """A suspended row whose identity is not the one that was asked for.
+
+    Args:
+        different: Names of what differs, such as ``model`` or ``budget``.
+    """
+
+    def __init__(self, different: tuple[str, ...]) -> None:
+        super().__init__(f"what is stored differs in {', '.join(different)}")
+        self.different = different
+
+
+class SessionConflictError(ScissorhandsError):
+    """The lease of a session is held by another turn, or was lost to one."""
 
 
 class EngineError(ScissorhandsError):

@@ -16,20 +16,19 @@ from the start of the segment, and its checksum covers all its bytes.
 import struct
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 
 from scissorhands.errors import CorruptSegmentError
+from scissorhands.texts import pack_texts, unpack_texts
 
 MAGIC = b"SCSG"
 VERSION = 1
 MAX_SEGMENT_BYTES = 1 << 30
 MAX_HEADER_BYTES = 16 << 20
-MAX_TEXT_BYTES = 4096
 
 _START = struct.Struct("<4sHIQ")
 _COUNTS = struct.Struct("<IIHHH")
 _ENTRY = struct.Struct("<QIII")
-_TEXT = struct.Struct("<H")
 _CRC = struct.Struct("<I")
 
 START_BYTES = _START.size
@@ -125,11 +124,7 @@ def build_segment(
     layers, kv_heads, head_dim = shape
     if len(sections) != layers * kv_heads:
         raise ValueError(f"{len(sections)} sections do not match {layers} layers of {kv_heads} KV heads")
-    texts = [getattr(identity, field.name).encode() for field in fields(identity)]
-    for field, text in zip(fields(identity), texts, strict=True):
-        if len(text) > MAX_TEXT_BYTES:
-            raise ValueError(f"{field.name} is {len(text)} bytes, above the limit of {MAX_TEXT_BYTES}")
-    body = b"".join(_TEXT.pack(len(text)) + text for text in texts)
+    body = pack_texts(asdict(identity))
     header_size = START_BYTES + len(body) + _COUNTS.size + len(sections) * _ENTRY.size + _CRC.size
     offset = header_size
     table = []
@@ -171,7 +166,7 @@ def parse_header(data: bytes) -> SegmentHeader:
         raise CorruptSegmentError("header fails its checksum")
     try:
         return _parse_body(header, size, total)
-    except (struct.error, UnicodeDecodeError) as error:
+    except (struct.error, ValueError) as error:
         raise CorruptSegmentError(f"header is malformed: {error}") from error
 
 
@@ -218,18 +213,7 @@ def _parse_start(data: bytes) -> tuple[int, int]:
 
 
 def _parse_body(header: memoryview, size: int, total: int) -> SegmentHeader:
-    at = START_BYTES
-    texts = []
-    for _ in fields(SegmentIdentity):
-        (length,) = _TEXT.unpack_from(header, at)
-        if length > MAX_TEXT_BYTES:
-            raise CorruptSegmentError(f"identity text of {length} bytes is above the limit of {MAX_TEXT_BYTES}")
-        at += _TEXT.size
-        text = bytes(header[at : at + length])
-        if len(text) != length:
-            raise CorruptSegmentError("identity is truncated")
-        texts.append(text.decode())
-        at += length
+    texts, at = unpack_texts(header, START_BYTES, len(fields(SegmentIdentity)))
     epoch, step, layers, kv_heads, head_dim = _COUNTS.unpack_from(header, at)
     at += _COUNTS.size
     if len(header) - at != layers * kv_heads * _ENTRY.size:

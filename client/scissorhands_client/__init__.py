@@ -21,6 +21,7 @@ from scissorhands_client.errors import (
     RequestCancelledError,
     ServerError,
     ServerUnavailableError,
+    SessionConflictError,
 )
 from scissorhands_client.manager import AsyncManagerClient, ManagerClient
 from scissorhands_client.quality import Divergence, Quality, ShadowResult
@@ -85,6 +86,7 @@ __all__ = [
     "ServerError",
     "ServerUnavailableError",
     "Session",
+    "SessionConflictError",
     "SessionState",
     "ShadowResult",
     "TokenIds",

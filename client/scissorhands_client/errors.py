@@ -7,6 +7,7 @@
         ├── InvalidRequestError       fix the request: field, allowed
         ├── NotFoundError             no such model or session: field
         ├── OverloadedError           a bounded queue is full: try again after retry_after seconds
+        ├── SessionConflictError      another turn of the conversation runs: wait for its end
         ├── ServerUnavailableError    nothing answers at the address, or it is shutting down
         ├── DeadlineExceededError     the call took longer than its timeout
         ├── RequestCancelledError     the call was cancelled, here or there
@@ -115,6 +116,10 @@ class OverloadedError(ClientError):
         return self.info.retry_after or 0.0
 
 
+class SessionConflictError(ClientError):
+    """Another turn of the same conversation runs, or began meanwhile."""
+
+
 class ServerUnavailableError(ClientError):
     """Nothing answers at the address, or what answers is shutting down."""
 
@@ -135,6 +140,7 @@ _CLASSES: dict[grpc.StatusCode, type[ClientError]] = {
     grpc.StatusCode.INVALID_ARGUMENT: InvalidRequestError,
     grpc.StatusCode.OUT_OF_RANGE: InvalidRequestError,
     grpc.StatusCode.NOT_FOUND: NotFoundError,
+    grpc.StatusCode.ABORTED: SessionConflictError,
     grpc.StatusCode.UNAVAILABLE: ServerUnavailableError,
     grpc.StatusCode.DEADLINE_EXCEEDED: DeadlineExceededError,
     grpc.StatusCode.CANCELLED: RequestCancelledError,

@@ -15,12 +15,15 @@ from scissorhands.errors import (
     BudgetTooSmallError,
     CapacityError,
     ConfigurationError,
+    CorruptRowError,
     CorruptSegmentError,
     EngineError,
     InvalidRequestError,
     ManagerUnavailableError,
+    MismatchError,
     NotFoundError,
     ScissorhandsError,
+    SessionConflictError,
     StoreUnavailableError,
     UnavailableError,
     UnsupportedModelError,
@@ -58,6 +61,9 @@ STATUS_TABLE: dict[type[ScissorhandsError], StatusRow] = {
     StoreUnavailableError: StatusRow(grpc.StatusCode.UNAVAILABLE, "STORE_UNAVAILABLE"),
     ManagerUnavailableError: StatusRow(grpc.StatusCode.UNAVAILABLE, "MANAGER_UNAVAILABLE"),
     CorruptSegmentError: StatusRow(grpc.StatusCode.DATA_LOSS, "CORRUPT_SEGMENT"),
+    CorruptRowError: StatusRow(grpc.StatusCode.DATA_LOSS, "CORRUPT_ROW"),
+    MismatchError: StatusRow(grpc.StatusCode.FAILED_PRECONDITION, "MISMATCH"),
+    SessionConflictError: StatusRow(grpc.StatusCode.ABORTED, "SESSION_CONFLICT"),
     EngineError: StatusRow(grpc.StatusCode.INTERNAL, "ENGINE"),
     ScissorhandsError: StatusRow(grpc.StatusCode.INTERNAL, "INTERNAL"),
 }
@@ -194,6 +200,8 @@ def _metadata(error: ScissorhandsError) -> dict[str, str]:
         return {"field": _cut(error.field, MAX_FIELD_BYTES), "smallest_slots": str(error.smallest)}
     if isinstance(error, InvalidRequestError | NotFoundError):
         return {"field": _cut(error.field, MAX_FIELD_BYTES)}
+    if isinstance(error, MismatchError):
+        return {"different": _cut(",".join(error.different), MAX_FIELD_BYTES)}
     return {}
 
 

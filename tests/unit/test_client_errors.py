@@ -17,6 +17,7 @@ from scissorhands_client import (
     RequestCancelledError,
     ServerError,
     ServerUnavailableError,
+    SessionConflictError,
 )
 from scissorhands_client.errors import from_rpc_error
 
@@ -56,6 +57,7 @@ def test_every_code_has_an_error_that_keeps_it(code):
         grpc.StatusCode.UNAVAILABLE: ServerUnavailableError,
         grpc.StatusCode.DEADLINE_EXCEEDED: DeadlineExceededError,
         grpc.StatusCode.CANCELLED: RequestCancelledError,
+        grpc.StatusCode.ABORTED: SessionConflictError,
     }
     error = from_rpc_error(FailedCall(code, "why"))
     assert type(error) is expected.get(code, ServerError)
