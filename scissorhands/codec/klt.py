@@ -26,12 +26,11 @@ WIDTHS = (8, 6, 4, 2)
 _FLOOR = 1e-14
 
 
-def klt(analysis: torch.Tensor, synthesis: torch.Tensor, spectrum: torch.Tensor, bits: float) -> Scaled:
+def klt(analysis: torch.Tensor, spectrum: torch.Tensor, bits: float) -> Scaled:
     """Return the codec of keys or values of some KV heads.
 
     Args:
         analysis: ``[heads, head_dim, head_dim]``, ``V^T M^(1/2)``.
-        synthesis: ``[heads, head_dim, head_dim]``, ``M^(-1/2) V``.
         spectrum: ``[heads, head_dim]``, eigenvalues, descending.
         bits: Bits of an element on average, without the scale.
     """
@@ -40,6 +39,9 @@ def klt(analysis: torch.Tensor, synthesis: torch.Tensor, spectrum: torch.Tensor,
     floor = spectrum.double().amax(dim=1, keepdim=True).clamp_min(torch.finfo(torch.float32).tiny) * _FLOOR
     spectrum = spectrum.double().maximum(floor)
     layout = best_layout(spectrum, bits)
+    analysis = analysis.double()
+    # M^(-1/2) V, and the very inverse of what was stored.
+    synthesis = torch.linalg.inv(analysis)
     to_basis = torch.zeros(heads, head_dim, head_dim, dtype=torch.float64)
     back = torch.zeros_like(to_basis)
     weights = torch.zeros(heads, head_dim, dtype=torch.float64)
@@ -49,8 +51,8 @@ def klt(analysis: torch.Tensor, synthesis: torch.Tensor, spectrum: torch.Tensor,
         half = spectrum[:, own].pow(0.25).unsqueeze(-1)
         variance = half.square().mean(dim=1, keepdim=True)
         turn = rotation(size)
-        to_basis[:, own] = turn @ (analysis[:, own].double() / half) / variance.sqrt()
-        back[:, :, own] = (synthesis[:, :, own].double() * half.transpose(1, 2)) @ turn.T * variance.sqrt()
+        to_basis[:, own] = turn @ (analysis[:, own] / half) / variance.sqrt()
+        back[:, :, own] = (synthesis[:, :, own] * half.transpose(1, 2)) @ turn.T * variance.sqrt()
         weights[:, own] = variance.square().squeeze(-1)
         start += size
     return Scaled(layout, to_basis, back, CUBIC, weights)

@@ -17,7 +17,7 @@ from scissorhands.errors import InvalidRequestError
 from scissorhands.formats import STATISTICS_FILE
 
 _SIDES = ("keys", "values")
-_PARTS = ("analysis", "synthesis", "spectrum")
+_PARTS = ("analysis", "spectrum")
 _ENERGY = "rotary.energy"
 _DIGITS = 16
 _ATTRIBUTE = "_scissorhands_statistics"
@@ -27,9 +27,9 @@ class Statistics:
     """A model's transforms of keys and values; see :mod:`scissorhands.codec.klt`.
 
     Args:
-        tensors: ``{side}.analysis`` and ``{side}.synthesis`` ``[heads, head_dim, head_dim]`` and ``{side}.spectrum``
-            ``[heads, head_dim]``, float32, for the sides ``keys`` and ``values``; heads are the KV heads of all global
-            layers, layer by layer. Of a model with rotary positions also ``rotary.energy`` ``[heads, head_dim / 2]``;
+        tensors: ``{side}.analysis``, float16 ``[heads, head_dim, head_dim]``, and ``{side}.spectrum``, float32
+            ``[heads, head_dim]``, for the sides ``keys`` and ``values``; heads are the KV heads of all global layers,
+            layer by layer. Of a model with rotary positions also ``rotary.energy``, float32 ``[heads, head_dim / 2]``;
             see :mod:`scissorhands.codec.block_gtq`.
         made_by: What made them: the model's weights and the command.
 
@@ -52,11 +52,12 @@ class Statistics:
             shapes[_ENERGY] = (self.heads, self.head_dim // 2)
         for name, wanted in shapes.items():
             tensor = tensors.get(name)
-            if tensor is None or tensor.shape != wanted or tensor.dtype != torch.float32:
-                raise InvalidRequestError("statistics", f"{name} must be float32 {wanted}: make it anew")
+            dtype = torch.float16 if name.endswith(".analysis") else torch.float32
+            if tensor is None or tensor.shape != wanted or tensor.dtype != dtype:
+                raise InvalidRequestError("statistics", f"{name} must be {dtype} {wanted}: make it anew")
             if not bool(torch.isfinite(tensor).all()):
                 raise InvalidRequestError("statistics", f"{name} contains NaN or infinity: make it anew")
-        self._tensors = {name: tensors[name] for name in sorted(tensors)}
+        self._tensors = {name: tensors[name] for name in sorted(shapes)}
         digest = hashlib.sha256()
         for name, tensor in self._tensors.items():
             digest.update(name.encode())
@@ -118,15 +119,15 @@ class Statistics:
         return self._made_rotary(bits, start, stop)
 
     def _make_rotary(self, bits: float, start: int, stop: int) -> ByHead:
-        synthesis, spectrum = (self._tensors[f"keys.{part}"][start:stop].double() for part in _PARTS[1:])
+        analysis, spectrum = (self._tensors[f"keys.{part}"][start:stop].double() for part in _PARTS)
         # The second moments of the keys, undoing the transform: the mean squares of their elements.
-        second = torch.einsum("hij,hj->hi", synthesis.square(), spectrum)
+        second = torch.einsum("hij,hj->hi", torch.linalg.inv(analysis).square(), spectrum)
         energies = self._tensors[_ENERGY][start:stop]
         return ByHead([block_gtq(energy, own, bits) for energy, own in zip(energies, second, strict=True)])
 
     def _make(self, side: str, bits: float, start: int, stop: int) -> Scaled:
-        analysis, synthesis, spectrum = (self._tensors[f"{side}.{part}"][start:stop] for part in _PARTS)
-        return klt(analysis, synthesis, spectrum, bits)
+        analysis, spectrum = (self._tensors[f"{side}.{part}"][start:stop] for part in _PARTS)
+        return klt(analysis, spectrum, bits)
 
 
 def attach(model: torch.nn.Module, found: Statistics | None) -> None:

@@ -52,11 +52,10 @@ def statistics_tensors(head_dim: int, heads: int = HEADS, *, rotary: bool = True
     for side in ("keys", "values"):
         metric, directions = (_orthogonal(heads, head_dim, generator) for _ in range(2))
         roots = torch.logspace(0, -1, head_dim, dtype=torch.float64)
-        root, inverse = ((metric * scales) @ metric.mT for scales in (roots, 1 / roots))
+        root = (metric * roots) @ metric.mT
         spectrum = torch.logspace(0, -3, head_dim, dtype=torch.float64)
         jitter = torch.rand(heads, head_dim, generator=generator, dtype=torch.float64) / 2 + 0.5
-        tensors[f"{side}.analysis"] = (directions.mT @ root).float().contiguous()
-        tensors[f"{side}.synthesis"] = (inverse @ directions).float().contiguous()
+        tensors[f"{side}.analysis"] = (directions.mT @ root).half().contiguous()
         tensors[f"{side}.spectrum"] = (spectrum * jitter).sort(descending=True).values.float()
     if rotary:
         pairs = torch.rand(heads, head_dim // 2, generator=generator)

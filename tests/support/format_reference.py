@@ -150,7 +150,8 @@ def rotated(head_dim: int, bits: int, *, even: bool = False) -> Basis:
 
 def transformed(tensors: Mapping[str, Array], side: str, head: int, bits: float) -> Basis:
     """Return the basis of ``klt`` for one KV head; all heads share the numbers of elements by bits."""
-    analysis, synthesis = tensors[f"{side}.analysis"][head], tensors[f"{side}.synthesis"][head]
+    analysis = tensors[f"{side}.analysis"][head].astype(np.float64)
+    synthesis = np.linalg.inv(analysis)
     spectra = tensors[f"{side}.spectrum"]
     size = spectra.shape[1]
     unit = 8 if size <= 128 else 16
@@ -190,7 +191,8 @@ def _cheapest(spectra: Array, unit: int, pairs: int) -> list[tuple[int, int]]:
 def by_energy(tensors: Mapping[str, Array], head: int, bits: int) -> Basis:
     """Return the basis of the keys of ``block-gtq`` for one KV head."""
     energy = tensors["rotary.energy"][head]
-    second = (tensors["keys.synthesis"][head] ** 2 * tensors["keys.spectrum"][head]).sum(axis=1)
+    synthesis = np.linalg.inv(tensors["keys.analysis"][head].astype(np.float64))
+    second = (synthesis**2 * tensors["keys.spectrum"][head]).sum(axis=1)
     half = len(energy)
     order = np.argsort(-energy, kind="stable")
     units = energy[order].reshape(-1, 4).sum(axis=1)

@@ -36,7 +36,7 @@ def test_spoiled_tensors_are_refused(name, wrong):
     if wrong == "shape":
         spoiled = spoiled[:, :-1]
     elif wrong == "dtype":
-        spoiled = spoiled.half()
+        spoiled = spoiled.double()
     else:
         spoiled.view(-1)[3] = wrong
     tensors[name] = spoiled

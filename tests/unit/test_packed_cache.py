@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from support.codec_data import HEADS, codec_of, statistics, statistics_tensors
+from support.codec_data import HEADS, codec_of, statistics
 from support.tiny_models import random_tokens, tiny_model
 
 from scissorhands import attended
@@ -15,6 +15,7 @@ from scissorhands.errors import InvalidRequestError
 from scissorhands.formats import parse
 from scissorhands.grant import COMMON_EVIDENCE_BYTES, PolicyRequest, codecs_text, grant
 from scissorhands.layer_pool import LayerCodec, LayerPool
+from scissorhands.new_tokens import NewTokens
 from scissorhands.probe import model_shape, probe
 from scissorhands.row import Row
 from scissorhands.segment import SegmentIdentity, check_segment
@@ -43,8 +44,8 @@ def test_attention_is_that_of_the_decoded_slots(name, tile, monkeypatch):
     done = []
     for part in (slice(0, 13), slice(13, 14), slice(14, 20)):
         span = Span(slice(0, 2), (part.start,) * 2, (part.start,) * 2, part.stop - part.start, CPU)
-        states = query[:, :, part], keys[:, :, part], values[:, :, part]
-        done.append(attend(pool, span, *states, scaling=0.3, observe=False))
+        new = NewTokens(query[:, :, part], keys[:, :, part], values[:, :, part], scaling=0.3)
+        done.append(attend(pool, span, new, observe=False))
     found = torch.cat(done, dim=2)
     stored = [
         side.decode(side.encode(exact), 20, HEAD_DIM, torch.float32).repeat_interleave(2, dim=1)
@@ -183,7 +184,3 @@ def test_a_model_without_statistics_is_refused_a_codec_that_needs_them():
         cache.add_row(of_policy("h2o", "klt:4"))
     assert not cache.rows
     assert cache.allocated_bytes() == 0
-
-
-def test_statistics_are_what_the_transforms_need():
-    assert set(statistics_tensors(HEAD_DIM)) >= {"keys.analysis", "values.synthesis", "keys.spectrum"}
