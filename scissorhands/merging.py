@@ -58,27 +58,29 @@ class Folded(NamedTuple):
 
 
 def match(evicted: torch.Tensor, kept: Iterable[torch.Tensor]) -> Match:
-    """Find where evicted slots go, by their keys, in float64: rounding would let another slot seem nearest.
+    """Find where evicted slots go, by their keys.
 
     Args:
         evicted: ``[kv_heads, d, head_dim]``.
         kept: Keys ``[kv_heads, n, head_dim]``, piece by piece, in order.
     """
-    keys = evicted.double()
+    keys = evicted.float()
     least = keys.new_full(keys.shape[:2], torch.inf)
     slots = torch.zeros(keys.shape[:2], dtype=torch.int64, device=keys.device)
     sums, squares, count = torch.zeros_like(keys[:, 0]), torch.zeros_like(keys[:, 0, 0]), 0
     for piece in kept:
-        others = piece.double()
-        distances, places = torch.cdist(keys, others).min(dim=-1)
+        others = piece.float()
+        lengths = others.square().sum(dim=-1)
+        # The squared distances, but for the squares of the evicted keys, which do not change which is the least.
+        distances, places = torch.baddbmm(lengths.unsqueeze(1), keys, others.mT, alpha=-2).min(dim=-1)
         nearer = distances < least
         least = torch.where(nearer, distances, least)
         slots = torch.where(nearer, places + count, slots)
         sums += others.sum(dim=1)
-        squares += others.square().sum(dim=(1, 2))
+        squares += lengths.sum(dim=1)
         count += others.shape[1]
     spread = squares / count - (sums / count).square().sum(dim=-1)
-    return Match(slots, least.square() < spread.unsqueeze(1))
+    return Match(slots, least + keys.square().sum(dim=-1) < spread.unsqueeze(1))
 
 
 def rates(mass: torch.Tensor, positions: torch.Tensor, step: torch.Tensor) -> torch.Tensor:
