@@ -147,13 +147,13 @@ class Ledger:
         """Return the session that an earlier call opened with the same arguments, with a fresh lease.
 
         Returns:
-            The session, or None if there is none of this id.
+            The session, or None if there is none of this id, or this is a later turn of it.
 
         Raises:
             InvalidRequestError: The id belongs to a session with other arguments, or to a closed one.
         """
         record = self.find(asked.session_id)
-        if record is None:
+        if record is None or asked.fence > record.spec.fence:
             return None
         field_name = "session.session_id"
         if record.state is SessionState.CLOSED:
@@ -166,15 +166,20 @@ class Ledger:
         return record
 
     def open(self, spec: cache_manager_pb2.SessionSpec) -> SessionRecord:
-        """Record a session that has just got its grant.
+        """Record a session that has just got its grant. A later turn of one keeps the segments of those before.
 
         Raises:
             CapacityError: The ledger is full of open sessions.
         """
-        self._make_room()
+        before = self._records.get(spec.session_id)
+        if before is None:
+            self._make_room()
         now = self._clock()
         self._serial += 1
         record = SessionRecord(self._serial, spec, opened_at=now, lease_end=now + self.limits.lease)
+        if before is not None:
+            record.segments = before.segments
+            self._forget_attention(spec.session_id)
         self._records[spec.session_id] = record
         return record
 
@@ -192,13 +197,18 @@ class Ledger:
     def renew(self, spec: cache_manager_pb2.SessionSpec) -> SessionRecord:
         """Extend the lease of a session, recreating it from ``spec`` if it is unknown. A closed one stays closed.
 
+        What is said of an earlier turn changes nothing.
+
         Raises:
             CapacityError: It is unknown and the ledger is full of open sessions.
         """
         record = self.find(spec.session_id)
         if record is None:
             return self.open(spec)
-        if not record.spec.HasField("grant"):
+        if spec.fence < record.spec.fence:
+            return record
+        # A turn that goes on with the grant of the one before says so.
+        if spec.fence or not record.spec.HasField("grant"):
             record.spec = spec
         if record.state is not SessionState.CLOSED:
             self._lease(record)

@@ -99,6 +99,7 @@ class SessionSpec(_message.Message):
     POLICY_FIELD_NUMBER: _builtins.int
     GRANT_FIELD_NUMBER: _builtins.int
     RESIDENT_CODEC_FIELD_NUMBER: _builtins.int
+    FENCE_FIELD_NUMBER: _builtins.int
     session_id: _builtins.str
     """Id chosen by the worker: 1 to 64 characters of [A-Za-z0-9_-]."""
     worker_id: _builtins.str
@@ -109,6 +110,10 @@ class SessionSpec(_message.Message):
     """Most tokens that will be generated."""
     resident_codec: _builtins.str
     """Format asked for that resident slots are packed in: none, the name of one, or planned; empty means none."""
+    fence: _builtins.int
+    """Fencing token of its lease in the store, from ResumeSession; it ascends from turn to turn. 0 for a session that has
+    one turn only and is never suspended.
+    """
     @_builtins.property
     def model(self) -> _model_pb2.ModelInfo:
         """The model."""
@@ -137,10 +142,11 @@ class SessionSpec(_message.Message):
         policy: _budget_pb2.Policy | None = ...,
         grant: _budget_pb2.Grant | None = ...,
         resident_codec: _builtins.str = ...,
+        fence: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["budget", b"budget", "grant", b"grant", "model", b"model", "policy", b"policy"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["budget", b"budget", "grant", b"grant", "max_new_tokens", b"max_new_tokens", "model", b"model", "policy", b"policy", "prompt_tokens", b"prompt_tokens", "resident_codec", b"resident_codec", "session_id", b"session_id", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["budget", b"budget", "fence", b"fence", "grant", b"grant", "max_new_tokens", b"max_new_tokens", "model", b"model", "policy", b"policy", "prompt_tokens", b"prompt_tokens", "resident_codec", b"resident_codec", "session_id", b"session_id", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -209,10 +215,13 @@ class CloseSessionRequest(_message.Message):
     SESSION_ID_FIELD_NUMBER: _builtins.int
     DISCARD_SEGMENTS_FIELD_NUMBER: _builtins.int
     QUALITY_FIELD_NUMBER: _builtins.int
+    FENCE_FIELD_NUMBER: _builtins.int
     session_id: _builtins.str
     """Id of the session."""
     discard_segments: _builtins.bool
     """Delete its segments now instead of when their time is over."""
+    fence: _builtins.int
+    """Fencing token of the turn that ends. If a later turn has begun, nothing is done."""
     @_builtins.property
     def quality(self) -> _quality_pb2.Quality:
         """What eviction cost it, as its worker saw it; absent when its worker cannot tell."""
@@ -223,10 +232,11 @@ class CloseSessionRequest(_message.Message):
         session_id: _builtins.str = ...,
         discard_segments: _builtins.bool = ...,
         quality: _quality_pb2.Quality | None = ...,
+        fence: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["quality", b"quality"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["discard_segments", b"discard_segments", "quality", b"quality", "session_id", b"session_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["discard_segments", b"discard_segments", "fence", b"fence", "quality", b"quality", "session_id", b"session_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

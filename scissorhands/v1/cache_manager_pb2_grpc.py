@@ -4,6 +4,7 @@ import grpc
 import warnings
 
 from scissorhands.v1 import cache_manager_pb2 as scissorhands_dot_v1_dot_cache__manager__pb2
+from scissorhands.v1 import suspension_pb2 as scissorhands_dot_v1_dot_suspension__pb2
 
 GRPC_GENERATED_VERSION = '1.76.0'
 GRPC_VERSION = grpc.__version__
@@ -64,6 +65,21 @@ class CacheManagerServiceStub(object):
                 '/scissorhands.v1.CacheManagerService/FetchSegments',
                 request_serializer=scissorhands_dot_v1_dot_cache__manager__pb2.FetchSegmentsRequest.SerializeToString,
                 response_deserializer=scissorhands_dot_v1_dot_cache__manager__pb2.FetchSegmentsResponse.FromString,
+                _registered_method=True)
+        self.SuspendSession = channel.stream_unary(
+                '/scissorhands.v1.CacheManagerService/SuspendSession',
+                request_serializer=scissorhands_dot_v1_dot_suspension__pb2.SuspendSessionRequest.SerializeToString,
+                response_deserializer=scissorhands_dot_v1_dot_suspension__pb2.SuspendSessionResponse.FromString,
+                _registered_method=True)
+        self.ResumeSession = channel.unary_stream(
+                '/scissorhands.v1.CacheManagerService/ResumeSession',
+                request_serializer=scissorhands_dot_v1_dot_suspension__pb2.ResumeSessionRequest.SerializeToString,
+                response_deserializer=scissorhands_dot_v1_dot_suspension__pb2.ResumeSessionResponse.FromString,
+                _registered_method=True)
+        self.DeleteSession = channel.unary_unary(
+                '/scissorhands.v1.CacheManagerService/DeleteSession',
+                request_serializer=scissorhands_dot_v1_dot_suspension__pb2.DeleteSessionRequest.SerializeToString,
+                response_deserializer=scissorhands_dot_v1_dot_suspension__pb2.DeleteSessionResponse.FromString,
                 _registered_method=True)
         self.GetSession = channel.unary_unary(
                 '/scissorhands.v1.CacheManagerService/GetSession',
@@ -128,6 +144,31 @@ class CacheManagerServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def SuspendSession(self, request_iterator, context):
+        """SuspendSession stores the row of a session that pauses, whole or not at all, and gives its lease up. Only who holds the
+        lease may: ABORTED if another turn has begun meanwhile, UNAVAILABLE if the store does not answer.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ResumeSession(self, request, context):
+        """ResumeSession takes a session's lease and returns the row that was suspended. ABORTED, before anything is sent, if
+        another turn holds the lease. After the first message, which has the fencing token: NOT_FOUND if nothing is stored,
+        FAILED_PRECONDITION if it is of another model, policy, budget or codec, DATA_LOSS if it is not whole. The lease is
+        held all the same, and is given up by SuspendSession or CloseSession.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DeleteSession(self, request, context):
+        """DeleteSession deletes all that the store has of a session. A turn that runs goes on, but is not suspended.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def GetSession(self, request, context):
         """GetSession tells what one session holds.
         """
@@ -181,6 +222,21 @@ def add_CacheManagerServiceServicer_to_server(servicer, server):
                     servicer.FetchSegments,
                     request_deserializer=scissorhands_dot_v1_dot_cache__manager__pb2.FetchSegmentsRequest.FromString,
                     response_serializer=scissorhands_dot_v1_dot_cache__manager__pb2.FetchSegmentsResponse.SerializeToString,
+            ),
+            'SuspendSession': grpc.stream_unary_rpc_method_handler(
+                    servicer.SuspendSession,
+                    request_deserializer=scissorhands_dot_v1_dot_suspension__pb2.SuspendSessionRequest.FromString,
+                    response_serializer=scissorhands_dot_v1_dot_suspension__pb2.SuspendSessionResponse.SerializeToString,
+            ),
+            'ResumeSession': grpc.unary_stream_rpc_method_handler(
+                    servicer.ResumeSession,
+                    request_deserializer=scissorhands_dot_v1_dot_suspension__pb2.ResumeSessionRequest.FromString,
+                    response_serializer=scissorhands_dot_v1_dot_suspension__pb2.ResumeSessionResponse.SerializeToString,
+            ),
+            'DeleteSession': grpc.unary_unary_rpc_method_handler(
+                    servicer.DeleteSession,
+                    request_deserializer=scissorhands_dot_v1_dot_suspension__pb2.DeleteSessionRequest.FromString,
+                    response_serializer=scissorhands_dot_v1_dot_suspension__pb2.DeleteSessionResponse.SerializeToString,
             ),
             'GetSession': grpc.unary_unary_rpc_method_handler(
                     servicer.GetSession,
@@ -361,6 +417,87 @@ class CacheManagerService(object):
             '/scissorhands.v1.CacheManagerService/FetchSegments',
             scissorhands_dot_v1_dot_cache__manager__pb2.FetchSegmentsRequest.SerializeToString,
             scissorhands_dot_v1_dot_cache__manager__pb2.FetchSegmentsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SuspendSession(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_unary(
+            request_iterator,
+            target,
+            '/scissorhands.v1.CacheManagerService/SuspendSession',
+            scissorhands_dot_v1_dot_suspension__pb2.SuspendSessionRequest.SerializeToString,
+            scissorhands_dot_v1_dot_suspension__pb2.SuspendSessionResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ResumeSession(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/scissorhands.v1.CacheManagerService/ResumeSession',
+            scissorhands_dot_v1_dot_suspension__pb2.ResumeSessionRequest.SerializeToString,
+            scissorhands_dot_v1_dot_suspension__pb2.ResumeSessionResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DeleteSession(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/scissorhands.v1.CacheManagerService/DeleteSession',
+            scissorhands_dot_v1_dot_suspension__pb2.DeleteSessionRequest.SerializeToString,
+            scissorhands_dot_v1_dot_suspension__pb2.DeleteSessionResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -6,6 +6,7 @@ What workers call: budgets, plans and the storage of evicted slots."""
 from collections import abc as _abc
 from grpc import aio as _aio
 from scissorhands.v1 import cache_manager_pb2 as _cache_manager_pb2
+from scissorhands.v1 import suspension_pb2 as _suspension_pb2
 import abc as _abc_1
 import grpc as _grpc
 import sys
@@ -45,6 +46,18 @@ class CacheManagerServiceStub:
     """OffloadSegments stores segments, each in chunks; every segment is stored whole or not at all."""
     FetchSegments: _grpc.UnaryStreamMultiCallable[_cache_manager_pb2.FetchSegmentsRequest, _cache_manager_pb2.FetchSegmentsResponse]
     """FetchSegments returns segments, or single sections of them, in chunks."""
+    SuspendSession: _grpc.StreamUnaryMultiCallable[_suspension_pb2.SuspendSessionRequest, _suspension_pb2.SuspendSessionResponse]
+    """SuspendSession stores the row of a session that pauses, whole or not at all, and gives its lease up. Only who holds the
+    lease may: ABORTED if another turn has begun meanwhile, UNAVAILABLE if the store does not answer.
+    """
+    ResumeSession: _grpc.UnaryStreamMultiCallable[_suspension_pb2.ResumeSessionRequest, _suspension_pb2.ResumeSessionResponse]
+    """ResumeSession takes a session's lease and returns the row that was suspended. ABORTED, before anything is sent, if
+    another turn holds the lease. After the first message, which has the fencing token: NOT_FOUND if nothing is stored,
+    FAILED_PRECONDITION if it is of another model, policy, budget or codec, DATA_LOSS if it is not whole. The lease is
+    held all the same, and is given up by SuspendSession or CloseSession.
+    """
+    DeleteSession: _grpc.UnaryUnaryMultiCallable[_suspension_pb2.DeleteSessionRequest, _suspension_pb2.DeleteSessionResponse]
+    """DeleteSession deletes all that the store has of a session. A turn that runs goes on, but is not suspended."""
     GetSession: _grpc.UnaryUnaryMultiCallable[_cache_manager_pb2.GetSessionRequest, _cache_manager_pb2.GetSessionResponse]
     """GetSession tells what one session holds."""
     ListSessions: _grpc.UnaryUnaryMultiCallable[_cache_manager_pb2.ListSessionsRequest, _cache_manager_pb2.ListSessionsResponse]
@@ -69,6 +82,18 @@ class CacheManagerServiceAsyncStub(CacheManagerServiceStub):
     """OffloadSegments stores segments, each in chunks; every segment is stored whole or not at all."""
     FetchSegments: _aio.UnaryStreamMultiCallable[_cache_manager_pb2.FetchSegmentsRequest, _cache_manager_pb2.FetchSegmentsResponse]  # type: ignore[assignment]
     """FetchSegments returns segments, or single sections of them, in chunks."""
+    SuspendSession: _aio.StreamUnaryMultiCallable[_suspension_pb2.SuspendSessionRequest, _suspension_pb2.SuspendSessionResponse]  # type: ignore[assignment]
+    """SuspendSession stores the row of a session that pauses, whole or not at all, and gives its lease up. Only who holds the
+    lease may: ABORTED if another turn has begun meanwhile, UNAVAILABLE if the store does not answer.
+    """
+    ResumeSession: _aio.UnaryStreamMultiCallable[_suspension_pb2.ResumeSessionRequest, _suspension_pb2.ResumeSessionResponse]  # type: ignore[assignment]
+    """ResumeSession takes a session's lease and returns the row that was suspended. ABORTED, before anything is sent, if
+    another turn holds the lease. After the first message, which has the fencing token: NOT_FOUND if nothing is stored,
+    FAILED_PRECONDITION if it is of another model, policy, budget or codec, DATA_LOSS if it is not whole. The lease is
+    held all the same, and is given up by SuspendSession or CloseSession.
+    """
+    DeleteSession: _aio.UnaryUnaryMultiCallable[_suspension_pb2.DeleteSessionRequest, _suspension_pb2.DeleteSessionResponse]  # type: ignore[assignment]
+    """DeleteSession deletes all that the store has of a session. A turn that runs goes on, but is not suspended."""
     GetSession: _aio.UnaryUnaryMultiCallable[_cache_manager_pb2.GetSessionRequest, _cache_manager_pb2.GetSessionResponse]  # type: ignore[assignment]
     """GetSession tells what one session holds."""
     ListSessions: _aio.UnaryUnaryMultiCallable[_cache_manager_pb2.ListSessionsRequest, _cache_manager_pb2.ListSessionsResponse]  # type: ignore[assignment]
@@ -126,6 +151,36 @@ class CacheManagerServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_cache_manager_pb2.FetchSegmentsResponse], _abc.AsyncIterator[_cache_manager_pb2.FetchSegmentsResponse]]:
         """FetchSegments returns segments, or single sections of them, in chunks."""
+
+    @_abc_1.abstractmethod
+    def SuspendSession(
+        self,
+        request_iterator: _MaybeAsyncIterator[_suspension_pb2.SuspendSessionRequest],
+        context: _ServicerContext,
+    ) -> _typing.Union[_suspension_pb2.SuspendSessionResponse, _abc.Awaitable[_suspension_pb2.SuspendSessionResponse]]:
+        """SuspendSession stores the row of a session that pauses, whole or not at all, and gives its lease up. Only who holds the
+        lease may: ABORTED if another turn has begun meanwhile, UNAVAILABLE if the store does not answer.
+        """
+
+    @_abc_1.abstractmethod
+    def ResumeSession(
+        self,
+        request: _suspension_pb2.ResumeSessionRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_suspension_pb2.ResumeSessionResponse], _abc.AsyncIterator[_suspension_pb2.ResumeSessionResponse]]:
+        """ResumeSession takes a session's lease and returns the row that was suspended. ABORTED, before anything is sent, if
+        another turn holds the lease. After the first message, which has the fencing token: NOT_FOUND if nothing is stored,
+        FAILED_PRECONDITION if it is of another model, policy, budget or codec, DATA_LOSS if it is not whole. The lease is
+        held all the same, and is given up by SuspendSession or CloseSession.
+        """
+
+    @_abc_1.abstractmethod
+    def DeleteSession(
+        self,
+        request: _suspension_pb2.DeleteSessionRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_suspension_pb2.DeleteSessionResponse, _abc.Awaitable[_suspension_pb2.DeleteSessionResponse]]:
+        """DeleteSession deletes all that the store has of a session. A turn that runs goes on, but is not suspended."""
 
     @_abc_1.abstractmethod
     def GetSession(

@@ -101,11 +101,12 @@ async def test_large_pages_and_every_byte(serving):
         assert await store.get_range("t/a", "p", (1 << 20) + 7, 1 << 20) == data[(1 << 20) + 7 : (2 << 20) + 7]
 
 
-async def test_pages_end_with_their_time_and_leave_the_list(serving):
+async def test_pages_end_with_the_time_of_their_commit_and_leave_the_list(serving):
     async with serving() as store:
         await store.put("t/a", "short", b"x", 0.2)
-        await store.put("t/a", "long", b"x", 60)
-        await store.commit("t/a", ["short", "long"], 60)
+        await store.put("t/a", "long", b"x", 0.2)
+        await store.commit("t/a", ["short"], 0.2)
+        await store.commit("t/a", ["long"], 60)
         while await store.get("t/a", "short") is not None:
             await asyncio.sleep(0.02)
         assert await store.list_pages("t/a") == [PageInfo("long", 1)]

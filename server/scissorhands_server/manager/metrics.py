@@ -15,6 +15,7 @@ BUDGET_SOURCES = {
 }
 PLAN_RESULTS = ("computed", "refused", "shed", "failed", "cancelled")
 REFUSAL_REASONS = ("corrupt", "too_large", "store_unavailable", "session_closed")
+SUSPENSION_RESULTS = ("done", "conflict", "mismatch", "corrupt", "store_unavailable", "refused", "cancelled", "failed")
 STORE_ERRORS = ("timeout", "unreachable", "refused")
 CODES = tuple(sorted({"OK", "CANCELLED", *(row.code.name for row in STATUS_TABLE.values())}))
 SERVICE = cache_manager_pb2.DESCRIPTOR.services_by_name["CacheManagerService"]
@@ -55,6 +56,10 @@ class ManagerMetrics:
         self.segments_stored = counter("segments_stored_total", "Segments stored.")
         self.segments_refused = counter("segments_refused_total", "Segments not stored, by reason.", "reason")
         self.segment_bytes_stored = counter("segment_bytes_stored_total", "Encoded bytes of the segments stored.")
+        self.suspensions = counter("suspensions_total", "Rows to suspend, by what became of it.", "result")
+        self.resumptions = counter("resumptions_total", "Rows to resume, by what became of it.", "result")
+        self.suspended_bytes = counter("suspended_bytes_total", "Bytes of suspended rows stored.")
+        self.resumed_bytes = counter("resumed_bytes_total", "Bytes of suspended rows given out.")
         self.store_bytes = gauge("store_bytes", "Bytes in the store of the sessions that this manager remembers.")
         self.store_errors = counter("store_errors_total", "Calls to the store that failed, by reason.", "reason")
         self.store_operation = Histogram(
@@ -76,6 +81,8 @@ class ManagerMetrics:
             (self.budgets, tuple(BUDGET_SOURCES.values())),
             (self.plans, PLAN_RESULTS),
             (self.segments_refused, REFUSAL_REASONS),
+            (self.suspensions, SUSPENSION_RESULTS),
+            (self.resumptions, (*SUSPENSION_RESULTS, "new")),
             (self.store_errors, STORE_ERRORS),
             (self.store_operation, STORE_METHODS),
         ):

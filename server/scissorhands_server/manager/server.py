@@ -17,6 +17,8 @@ from scissorhands_server.manager.servicer import CacheManagerServicer
 from scissorhands_server.manager.sessions import Sessions
 from scissorhands_server.manager.settings import ManagerSettings
 from scissorhands_server.manager.stored import StoredSegments
+from scissorhands_server.manager.suspended_rows import SuspendedRows
+from scissorhands_server.manager.suspension import Suspension
 from scissorhands_server.manager.upkeep import Upkeep
 from scissorhands_server.status import StatusInterceptor
 from scissorhands_server.store.base import PageStore
@@ -76,9 +78,11 @@ async def _manager(settings: ManagerSettings, store_url: str, registry: Collecto
     planning = Planning(sessions, ledger, settings, metrics)
     stored = StoredSegments(store, TENANT, settings.segment_ttl)
     segments = Segments(stored, sessions, ledger, settings, metrics, clock)
+    rows = SuspendedRows(store, TENANT, settings.suspend_ttl, settings.lease)
+    suspension = Suspension(rows, settings, metrics)
     upkeep = Upkeep(store, ledger, segments, metrics)
     host = GrpcHost([SERVICE.full_name], [StatusInterceptor((SERVICE.full_name,), metrics.call_ended)])
-    servicer = CacheManagerServicer(sessions, planning, segments, time.time() - clock())
+    servicer = CacheManagerServicer(sessions, planning, segments, suspension, time.time() - clock())
     cache_manager_pb2_grpc.add_CacheManagerServiceServicer_to_server(servicer, host.server)
     upkeep.start()
     try:

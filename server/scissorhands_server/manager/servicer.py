@@ -6,12 +6,13 @@ from typing import Any
 
 from scissorhands.errors import NotFoundError, StoreUnavailableError
 from scissorhands.ledger import SessionRecord
-from scissorhands.v1 import cache_manager_pb2, cache_manager_pb2_grpc
-from scissorhands_server.manager.checks import check_quality
+from scissorhands.v1 import cache_manager_pb2, cache_manager_pb2_grpc, suspension_pb2
+from scissorhands_server.manager.checks import check_quality, check_session_id
 from scissorhands_server.manager.encoding import measured_message, read_state, session_message
 from scissorhands_server.manager.planning import Planning
 from scissorhands_server.manager.segments import Segments
 from scissorhands_server.manager.sessions import Sessions
+from scissorhands_server.manager.suspension import Suspension
 
 LOGGER = logging.getLogger(__name__)
 
@@ -23,13 +24,17 @@ class CacheManagerServicer(cache_manager_pb2_grpc.CacheManagerServiceServicer):
         sessions: Opens, renews and closes sessions.
         planning: Plans evictions.
         segments: Stores and reads segments.
+        suspension: Suspends and resumes sessions.
         wall_offset: What to add to the ledger's clock to get seconds since 1970.
     """
 
-    def __init__(self, sessions: Sessions, planning: Planning, segments: Segments, wall_offset: float) -> None:
+    def __init__(
+        self, sessions: Sessions, planning: Planning, segments: Segments, suspension: Suspension, wall_offset: float
+    ) -> None:
         self._sessions = sessions
         self._planning = planning
         self._segments = segments
+        self._suspension = suspension
         self._wall_offset = wall_offset
 
     async def OpenSession(  # noqa: N802 - Named by the protocol.
@@ -46,9 +51,10 @@ class CacheManagerServicer(cache_manager_pb2_grpc.CacheManagerServiceServicer):
         """End a lease, and delete the session's segments if asked to."""
         del context
         check_quality(request.quality)
+        check_session_id(request.session_id)
+        await self._suspension.release(request.session_id, request.fence)
         record = await self._found(request.session_id)
-        self._sessions.close(record, request)
-        if request.discard_segments:
+        if self._sessions.close(record, request) and request.discard_segments:
             try:
                 await self._segments.discard(record)
             except StoreUnavailableError as error:
@@ -61,7 +67,9 @@ class CacheManagerServicer(cache_manager_pb2_grpc.CacheManagerServiceServicer):
     ) -> cache_manager_pb2.RenewSessionsResponse:
         """Extend leases."""
         del context
-        return cache_manager_pb2.RenewSessionsResponse(session_ids=self._sessions.renew(request.sessions))
+        renewed = self._sessions.renew(request.sessions)
+        await self._suspension.renew(request.sessions)
+        return cache_manager_pb2.RenewSessionsResponse(session_ids=renewed)
 
     async def PlanEviction(  # noqa: N802 - Named by the protocol.
         self, request_iterator: AsyncIterator[cache_manager_pb2.PlanEvictionRequest], context: Any
@@ -84,6 +92,30 @@ class CacheManagerServicer(cache_manager_pb2_grpc.CacheManagerServiceServicer):
         del context
         async for chunk in self._segments.fetch(request):
             yield chunk
+
+    async def SuspendSession(  # noqa: N802 - Named by the protocol.
+        self, request_iterator: AsyncIterator[suspension_pb2.SuspendSessionRequest], context: Any
+    ) -> suspension_pb2.SuspendSessionResponse:
+        """Store the row of a session that pauses."""
+        del context
+        return await self._suspension.suspend(request_iterator)
+
+    async def ResumeSession(  # noqa: N802 - Named by the protocol.
+        self, request: suspension_pb2.ResumeSessionRequest, context: Any
+    ) -> AsyncIterator[suspension_pb2.ResumeSessionResponse]:
+        """Give out the row of a session that goes on."""
+        del context
+        async for response in self._suspension.resume(request):
+            yield response
+
+    async def DeleteSession(  # noqa: N802 - Named by the protocol.
+        self, request: suspension_pb2.DeleteSessionRequest, context: Any
+    ) -> suspension_pb2.DeleteSessionResponse:
+        """Delete all that the store has of a session."""
+        del context
+        deleted = await self._suspension.delete(request.session_id)
+        self._sessions.forget_segments(request.session_id)
+        return suspension_pb2.DeleteSessionResponse(deleted=deleted)
 
     async def GetSession(  # noqa: N802 - Named by the protocol.
         self, request: cache_manager_pb2.GetSessionRequest, context: Any

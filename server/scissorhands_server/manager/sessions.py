@@ -99,11 +99,21 @@ class Sessions:
             raise refusals[0]
         return [record.session_id for record in records if record is not None and record.state is SessionState.OPEN]
 
-    def close(self, record: SessionRecord, request: cache_manager_pb2.CloseSessionRequest) -> None:
-        """End a lease."""
+    def close(self, record: SessionRecord, request: cache_manager_pb2.CloseSessionRequest) -> bool:
+        """End a lease; False if it is held by a later turn than the one that ends."""
+        if request.fence < record.spec.fence:
+            return False
         quality = request.quality if request.HasField("quality") else None
         self._ledger.close(record, discard=request.discard_segments, quality=quality)
         self._metrics.show(self._ledger)
+        return True
+
+    def forget_segments(self, session_id: str) -> None:
+        """Take note that all segments of a session, if it is known, were deleted."""
+        record = self._ledger.find(session_id)
+        if record is not None:
+            self._ledger.deleted(record, list(record.segments))
+            self._metrics.show(self._ledger)
 
     def adopt(self, session_id: str) -> SessionRecord:
         """Record a session of which only its segments are left.

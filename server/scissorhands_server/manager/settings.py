@@ -35,6 +35,16 @@ class ManagerSettings(ServerSettings):
     )
     segment_ttl: float = Field(default=600.0, gt=0, description="How long a segment stays in the store, in seconds.")
 
+    suspend_ttl: float = Field(
+        default=3600.0, gt=0, description="How long a suspended session stays in the store, in seconds."
+    )
+    max_suspended_bytes: int = Field(default=4096 * _MIB, ge=1024, description="Most bytes of one suspended row.")
+    suspend_memory_bytes: int = Field(
+        default=256 * _MIB,
+        ge=16 * _MIB,
+        description="Most bytes of suspended rows on their way in and out; more are turned away.",
+    )
+
     lease: float = Field(default=30.0, ge=1, description="How long a session lives without a call, in seconds.")
     retention: float = Field(
         default=600.0, ge=0, description="How long a closed or expired session is remembered, in seconds."

@@ -43,7 +43,8 @@ class StoredSegments:
     async def sizes(self, session_id: str) -> dict[int, int]:
         """Return the bytes of each segment of a session, by epoch, oldest first."""
         pages = await self._store.list_pages(self._owner(session_id))
-        sizes = {int(page.name.removeprefix(_PAGE_PREFIX)): page.size for page in pages}
+        named = ((page.name.removeprefix(_PAGE_PREFIX), page) for page in pages if page.name.startswith(_PAGE_PREFIX))
+        sizes = {int(epoch): page.size for epoch, page in named}
         return dict(sorted(sizes.items()))
 
     async def delete(self, session_id: str, epochs: list[int]) -> None:

@@ -37,7 +37,7 @@ class PageStore(ABC):
 
     @abstractmethod
     async def commit(self, owner: str, pages: Sequence[str], ttl: float) -> None:
-        """List pages that have been put, all or none of them; the list stays for ``ttl`` seconds from now."""
+        """List pages that have been put, all or none of them; list and pages stay for ``ttl`` seconds from now."""
 
     @abstractmethod
     async def compare_and_set(self, owner: str, page: str, expected: bytes | None, data: bytes, ttl: float) -> bool:

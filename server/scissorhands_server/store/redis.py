@@ -67,7 +67,8 @@ class RedisStore(PageStore):
         index = _key(owner, INDEX)
         async with _translated("commit"), self._client.pipeline(transaction=True) as pipeline:
             pipeline.sadd(index, *pages)
-            pipeline.pexpire(index, _milliseconds(ttl))
+            for key in (index, *(_key(owner, page) for page in pages)):
+                pipeline.pexpire(key, _milliseconds(ttl))
             await pipeline.execute()
 
     async def compare_and_set(self, owner: str, page: str, expected: bytes | None, data: bytes, ttl: float) -> bool:

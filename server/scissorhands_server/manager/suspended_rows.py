@@ -1,0 +1,179 @@
+"""Suspended rows as they lie in the store: parts first, the record last, and leases with fencing tokens.
+
+A session has one record, which only changes by compare-and-set: the fencing token of its last turn, whether that turn
+still runs, and the manifest of the row that was suspended last. Parts are named by the token of the turn that wrote
+them, so no turn ever writes over another's. They are worth nothing until a record names them; until then they are kept
+for a short while only. Whoever holds an old token finds the record changed, and nothing of it is listed.
+
+A turn that runs has a page of its own, its lease, which ends by itself if nobody renews it.
+"""
+
+import struct
+import time
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, replace
+
+from scissorhands.errors import CorruptRowError, SessionConflictError
+from scissorhands.suspended import Manifest
+from scissorhands_server.store.base import PageStore
+
+# How long parts wait for their record.
+UNLISTED_SECONDS = 120.0
+
+_RECORD = "suspended:record"
+_STATE = struct.Struct("<QQ?")
+
+
+@dataclass(frozen=True)
+class Record:
+    """What the store knows of a session's turns.
+
+    Args:
+        fence: Fencing token of the last turn.
+        written: Fencing token of the turn whose parts the manifest names.
+        held: Whether the last turn has not ended, unless its lease has.
+        manifest: The manifest; empty if no row is suspended.
+    """
+
+    fence: int = 0
+    written: int = 0
+    held: bool = False
+    manifest: bytes = b""
+
+    def pack(self) -> bytes:
+        """Write the record."""
+        return _STATE.pack(self.fence, self.written, self.held) + self.manifest
+
+    @classmethod
+    def parse(cls, data: bytes | None) -> "Record":
+        """Read a record. What is none, or too short to be one, is that of a session without turns."""
+        if data is None or len(data) < _STATE.size:
+            return cls()
+        fence, written, held = _STATE.unpack_from(data)
+        return cls(fence, written, held, data[_STATE.size :])
+
+
+class SuspendedRows:
+    """Reads and writes the suspended rows of one tenant.
+
+    Args:
+        store: Where they lie.
+        tenant: Whose they are, as the server has established it.
+        ttl: How long a session stays after its last turn, in seconds.
+        lease: How long a turn holds its session without renewing its lease, in seconds.
+        now: Seconds since 1970.
+    """
+
+    def __init__(
+        self, store: PageStore, tenant: str, ttl: float, lease: float, now: Callable[[], float] = time.time
+    ) -> None:
+        self._store = store
+        self.tenant = tenant
+        self._ttl = ttl
+        self._lease = lease
+        self._now = now
+
+    async def claim(self, session_id: str) -> Record:
+        """Take a session's lease for a new turn; return its record, with the new fencing token.
+
+        Raises:
+            SessionConflictError: Another turn holds it, or took it at the same moment.
+            StoreUnavailableError: The store does not answer.
+        """
+        owner = self._owner(session_id)
+        found = await self._store.get(owner, _RECORD)
+        before = Record.parse(found)
+        if before.held and await self._store.stat(owner, _lease(before.fence)) is not None:
+            raise SessionConflictError(f"another turn of session {session_id!r} runs; wait for its end")
+        # Tokens ascend even if the store has lost the last one.
+        after = replace(before, fence=max(before.fence + 1, int(self._now() * 1000)), held=True)
+        await self._store.put(owner, _lease(after.fence), b"held", self._lease)
+        if not await self._store.compare_and_set(owner, _RECORD, found, after.pack(), self._ttl):
+            await self._store.delete(owner, [_lease(after.fence)])
+            raise SessionConflictError(f"another turn of session {session_id!r} began at the same moment")
+        return after
+
+    async def renew(self, session_id: str, fence: int) -> None:
+        """Extend the lease of a turn. One that has ended, or lost its session, gains nothing by it."""
+        await self._store.put(self._owner(session_id), _lease(fence), b"held", self._lease)
+
+    async def release(self, session_id: str, fence: int) -> None:
+        """Give a turn's lease up; what was suspended before it stays. Doing so twice is not an error."""
+        owner = self._owner(session_id)
+        found = await self._store.get(owner, _RECORD)
+        record = Record.parse(found)
+        if record.fence == fence and record.held:
+            await self._store.compare_and_set(owner, _RECORD, found, replace(record, held=False).pack(), self._ttl)
+        await self._store.delete(owner, [_lease(fence)])
+
+    async def put(self, session_id: str, fence: int, index: int, data: bytes) -> None:
+        """Write one part."""
+        await self._store.put(self._owner(session_id), _part(fence, index), data, UNLISTED_SECONDS)
+
+    async def commit(self, session_id: str, fence: int, manifest: bytes, parts: int) -> None:
+        """Make the parts that a turn has written its session's suspended row, and give its lease up.
+
+        Raises:
+            SessionConflictError: Another turn has begun, or the session was deleted; the parts are deleted.
+        """
+        owner, names = self._owner(session_id), [_part(fence, index) for index in range(parts)]
+        if names:
+            await self._store.commit(owner, names, self._ttl)
+        found = await self._store.get(owner, _RECORD)
+        before, after = Record.parse(found), Record(fence, fence, held=False, manifest=manifest)
+        if before.fence != fence or not await self._swap(owner, found, after):
+            await self._store.delete(owner, names)
+            raise SessionConflictError(f"session {session_id!r} has been taken by another turn, or deleted")
+        stale = _parts_of(before) if before.written != fence else []
+        await self._store.delete(owner, [_lease(fence), *stale])
+
+    async def discard(self, session_id: str, fence: int, parts: int) -> None:
+        """Delete parts that will not be committed."""
+        await self._store.delete(self._owner(session_id), [_part(fence, index) for index in range(parts)])
+
+    async def parts(self, session_id: str, record: Record, manifest: Manifest) -> AsyncIterator[bytes]:
+        """Yield a suspended row's parts, unchecked.
+
+        Raises:
+            CorruptRowError: One is missing.
+            StoreUnavailableError: The store does not answer.
+        """
+        owner = self._owner(session_id)
+        for index in range(len(manifest.parts)):
+            data = await self._store.get(owner, _part(record.written, index))
+            if data is None:
+                raise CorruptRowError(f"part {index} of session {session_id!r} is missing")
+            yield data
+
+    async def delete(self, session_id: str) -> int:
+        """Delete all that the store has of a session, its segments included; return how many values that was."""
+        owner = self._owner(session_id)
+        record = Record.parse(await self._store.get(owner, _RECORD))
+        listed = [page.name for page in await self._store.list_pages(owner)]
+        return await self._store.delete(owner, [_RECORD, _lease(record.fence), *{*listed, *_parts_of(record)}])
+
+    async def _swap(self, owner: str, found: bytes | None, after: Record) -> bool:
+        """Write a record over the one that was found; True also if that had happened and its reply was lost."""
+        if found is not None and await self._store.compare_and_set(owner, _RECORD, found, after.pack(), self._ttl):
+            return True
+        return await self._store.get(owner, _RECORD) == after.pack()
+
+    def _owner(self, session_id: str) -> str:
+        return f"{self.tenant}/{session_id}"
+
+
+def _lease(fence: int) -> str:
+    return f"suspended:{fence}:lease"
+
+
+def _part(fence: int, index: int) -> str:
+    return f"suspended:{fence}:{index}"
+
+
+def _parts_of(record: Record) -> list[str]:
+    """Return the names of the parts that a record's manifest has; none if it cannot be read."""
+    try:
+        manifest = Manifest.parse(record.manifest)
+    except CorruptRowError:
+        return []
+    return [_part(record.written, index) for index in range(len(manifest.parts))]

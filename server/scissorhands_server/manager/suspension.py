@@ -1,0 +1,232 @@
+"""Suspending and resuming sessions: rows come in and go out part by part, every part checked."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Iterable, Iterator
+from contextlib import contextmanager, suppress
+
+from prometheus_client import Counter
+
+from scissorhands.errors import (
+    CorruptRowError,
+    InvalidRequestError,
+    MismatchError,
+    NotFoundError,
+    SessionConflictError,
+    StoreUnavailableError,
+)
+from scissorhands.suspended import PART_BYTES, Manifest, Part, asked_identity
+from scissorhands.v1 import cache_manager_pb2, suspension_pb2
+from scissorhands_server.manager.admission import Admission
+from scissorhands_server.manager.checks import check_session_id
+from scissorhands_server.manager.metrics import ManagerMetrics
+from scissorhands_server.manager.settings import ManagerSettings
+from scissorhands_server.manager.stream import MessageStream
+from scissorhands_server.manager.suspended_rows import SuspendedRows
+
+LOGGER = logging.getLogger(__name__)
+
+MAX_CHUNK_BYTES = 1 << 20
+RETRY_AFTER_SECONDS = 0.5
+_MAX_STREAMS = 1024
+_RENEWALS_AT_ONCE = 16
+
+Request = suspension_pb2.SuspendSessionRequest
+Response = suspension_pb2.ResumeSessionResponse
+
+# What else than success becomes of a call. Names of :data:`SUSPENSION_RESULTS`, and new.
+_FAILURES: dict[type[BaseException], str] = {
+    InvalidRequestError: "refused",
+    NotFoundError: "new",
+    SessionConflictError: "conflict",
+    MismatchError: "mismatch",
+    CorruptRowError: "corrupt",
+    StoreUnavailableError: "store_unavailable",
+    asyncio.CancelledError: "cancelled",
+    GeneratorExit: "cancelled",
+}
+
+
+class Suspension:
+    """Takes suspended rows in and gives them out. No stream holds more than two parts.
+
+    Args:
+        rows: The rows in the store.
+        settings: Limits.
+        metrics: The manager's metrics.
+    """
+
+    def __init__(self, rows: SuspendedRows, settings: ManagerSettings, metrics: ManagerMetrics) -> None:
+        self._rows = rows
+        self._settings = settings
+        self._metrics = metrics
+        memory = settings.suspend_memory_bytes
+        self._streams = Admission("suspended rows on their way", _MAX_STREAMS, memory, RETRY_AFTER_SECONDS)
+
+    async def resume(self, asked: suspension_pb2.ResumeSessionRequest) -> AsyncIterator[Response]:
+        """Take a session's lease, and yield the row that was suspended.
+
+        Raises:
+            InvalidRequestError: The id is malformed.
+            SessionConflictError: Another turn holds the lease.
+            NotFoundError: Nothing is stored; the lease is held.
+            MismatchError: What is stored is of something else; the lease is held.
+            CorruptRowError: What is stored is not whole; the lease is held.
+            StoreUnavailableError: The store does not answer.
+        """
+        check_session_id(asked.session_id)
+        with _counted(self._metrics.resumptions):
+            record = await self._rows.claim(asked.session_id)
+            yield Response(header=suspension_pb2.ResumeHeader(fence=record.fence, manifest=record.manifest))
+            if not record.manifest:
+                raise NotFoundError("session_id", f"nothing is stored of session {asked.session_id!r}")
+            manifest = Manifest.parse(record.manifest)
+            manifest.identity.known_to_manager().check(asked_identity(asked, self._rows.tenant))
+            ticket = self._streams.admit(PART_BYTES)
+            try:
+                parts = iter(manifest.parts)
+                async for data in self._rows.parts(asked.session_id, record, manifest):
+                    await _check(next(parts), data)
+                    for start in range(0, len(data), MAX_CHUNK_BYTES):
+                        yield Response(chunk=data[start : start + MAX_CHUNK_BYTES])
+                    self._metrics.resumed_bytes.inc(len(data))
+            finally:
+                ticket.release()
+
+    async def suspend(self, messages: AsyncIterator[Request]) -> suspension_pb2.SuspendSessionResponse:
+        """Store a row, whole or not at all.
+
+        Raises:
+            InvalidRequestError: The stream is malformed, or the row too large.
+            CorruptRowError: A part is not what the manifest says.
+            MismatchError: The manifest is of another session.
+            SessionConflictError: The session has been taken by another turn.
+            CapacityError: Too many rows are on their way.
+            StoreUnavailableError: The store does not answer.
+        """
+        requests = MessageStream(messages, self._settings.stream_timeout)
+        with _counted(self._metrics.suspensions):
+            header = await self._header(requests)
+            manifest = self._manifest(header)
+            session_id, fence = header.session_id, header.fence
+            try:
+                await self._take(requests, header, manifest)
+            except BaseException:
+                # What cannot be deleted now goes by itself.
+                with suppress(StoreUnavailableError):
+                    await self._rows.discard(session_id, fence, len(manifest.parts))
+                raise
+            await self._rows.commit(session_id, fence, header.manifest, len(manifest.parts))
+        stored = manifest.state_bytes + len(header.manifest)
+        self._metrics.suspended_bytes.inc(stored)
+        return suspension_pb2.SuspendSessionResponse(stored_bytes=stored)
+
+    async def renew(self, sessions: Iterable[cache_manager_pb2.SessionSpec]) -> None:
+        """Extend the leases of turns; those of sessions that are never suspended need none."""
+        gate = asyncio.Semaphore(_RENEWALS_AT_ONCE)
+
+        async def renew(session: cache_manager_pb2.SessionSpec) -> None:
+            async with gate:
+                try:
+                    await self._rows.renew(session.session_id, session.fence)
+                except StoreUnavailableError as error:
+                    LOGGER.info("the lease of session %s is not renewed: %s", session.session_id, error)
+
+        await asyncio.gather(*(renew(session) for session in sessions if session.fence))
+
+    async def release(self, session_id: str, fence: int) -> None:
+        """Give the lease of a turn up; if the store is away, it ends by itself."""
+        if fence:
+            try:
+                await self._rows.release(session_id, fence)
+            except StoreUnavailableError as error:
+                LOGGER.info("the lease of session %s is left to run out: %s", session_id, error)
+
+    async def delete(self, session_id: str) -> int:
+        """Delete all that the store has of a session; return how many values that was.
+
+        Raises:
+            InvalidRequestError: The id is malformed.
+            StoreUnavailableError: The store does not answer.
+        """
+        check_session_id(session_id)
+        return await self._rows.delete(session_id)
+
+    async def _header(self, requests: MessageStream[Request]) -> suspension_pb2.SuspendHeader:
+        message = await requests.next()
+        if message is None or message.WhichOneof("part") != "header":
+            raise InvalidRequestError("part", "the stream must begin with a header")
+        check_session_id(message.header.session_id, "header.session_id")
+        if not message.header.fence:
+            raise InvalidRequestError("header.fence", "must be the token that ResumeSession gave")
+        return message.header
+
+    def _manifest(self, header: suspension_pb2.SuspendHeader) -> Manifest:
+        manifest = Manifest.parse(header.manifest)
+        said = manifest.identity
+        if (said.session_id, said.tenant) != (header.session_id, self._rows.tenant):
+            raise MismatchError(("session_id", "tenant"))
+        if manifest.state_bytes > self._settings.max_suspended_bytes:
+            raise InvalidRequestError(
+                "header.manifest",
+                f"the row has {manifest.state_bytes} bytes, above the limit of {self._settings.max_suspended_bytes}",
+            )
+        return manifest
+
+    async def _take(
+        self, requests: MessageStream[Request], header: suspension_pb2.SuspendHeader, manifest: Manifest
+    ) -> None:
+        """Receive all parts; one is written while the next comes in."""
+        ticket = self._streams.admit(2 * PART_BYTES)
+        try:
+            async with asyncio.TaskGroup() as group:
+                writing: asyncio.Task[None] | None = None
+                for index, part in enumerate(manifest.parts):
+                    data = await _receive(requests, part)
+                    if writing is not None:
+                        await writing
+                    writing = group.create_task(self._rows.put(header.session_id, header.fence, index, data))
+                await _receive_end(requests)
+        except ExceptionGroup as group_error:
+            # Whatever fails first ends the others.
+            raise group_error.exceptions[0] from None
+        finally:
+            ticket.release()
+
+
+async def _receive(requests: MessageStream[Request], part: Part) -> bytes:
+    data = bytearray()
+    while len(data) < part.size:
+        message = await requests.next()
+        if message is None or message.WhichOneof("part") != "chunk":
+            raise InvalidRequestError("chunk", f"a part ends after {len(data)} of {part.size} bytes")
+        if not 0 < len(message.chunk) <= min(MAX_CHUNK_BYTES, part.size - len(data)):
+            raise InvalidRequestError("chunk", f"must be 1 to {MAX_CHUNK_BYTES} bytes, all of one part")
+        data += message.chunk
+    whole = bytes(data)
+    await _check(part, whole)
+    return whole
+
+
+async def _receive_end(requests: MessageStream[Request]) -> None:
+    if await requests.next() is not None:
+        raise InvalidRequestError("chunk", "more comes than the manifest says")
+
+
+async def _check(part: Part, data: bytes) -> None:
+    # The checksum of megabytes would hold up every other call.
+    await asyncio.to_thread(part.check, data)
+
+
+@contextmanager
+def _counted(counter: Counter) -> Iterator[None]:
+    """Count what becomes of a call."""
+    result = "failed"
+    try:
+        yield
+        result = "done"
+    except tuple(_FAILURES) as error:
+        result = _FAILURES[type(error)]
+        raise
+    finally:
+        counter.labels(result).inc()
