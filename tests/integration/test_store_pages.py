@@ -4,6 +4,7 @@ import asyncio
 from contextlib import asynccontextmanager
 
 import pytest
+from redis.asyncio import Redis
 from support.processes import RedisProcess
 
 from scissorhands.errors import StoreUnavailableError
@@ -163,3 +164,18 @@ async def test_a_cancelled_call_leaves_no_stale_reply_behind(serving):
             reading.cancel()
             await asyncio.gather(reading, return_exceptions=True)
             assert await store.get("t/a", "small") == b"b"
+
+
+@pytest.mark.parametrize("size", [12_000, 353_408, 1 << 20, 3_500_000])
+async def test_a_page_takes_its_bytes_rounded_up_by_the_allocator(tmp_path, size):
+    """jemalloc has four sizes between two powers of two, so up to a fifth of what Redis counts is never used."""
+    async with redis(tmp_path) as url:
+        store = RedisStore(url, timeout=5.0, connections=1)
+        client = Redis.from_url(url)
+        try:
+            await store.put("t/a", "segment:1", bytes(size), 60)
+            used = await client.memory_usage("scissorhands:{t/a}:segment:1", samples=0)
+            assert size <= used <= 1.25 * size + 256
+        finally:
+            await client.aclose()
+            await store.close()
