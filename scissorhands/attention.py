@@ -13,6 +13,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 
 from scissorhands.errors import UnsupportedModelError
 from scissorhands.layer_pool import LayerPool
+from scissorhands.new_tokens import NewTokens
 from scissorhands.span import Span
 
 NAME = "scissorhands"
@@ -40,16 +41,17 @@ class View(Protocol):
     def window(self, layer: int) -> int:
         """Return the tokens that a query of a layer sees; 0 if it sees all that are kept."""
 
-    def attend(
-        self,
-        layer: int,
-        query: torch.Tensor,
-        keys: torch.Tensor,
-        values: torch.Tensor,
-        mask: torch.Tensor | None,
-        scaling: float,
-    ) -> torch.Tensor:
-        """Append and attend in one layer; shapes as transformers passes them; ``[batch, heads, a, head_dim]`` out."""
+    def attend(self, layer: int, new: NewTokens, mask: torch.Tensor | None = None) -> torch.Tensor:
+        """Append and attend in one layer.
+
+        Args:
+            layer: The layer.
+            new: The new tokens of the batch. The view knows their kinds.
+            mask: ``[batch, tokens]``, which of the tokens are no padding; None when none is.
+
+        Returns:
+            ``[batch, query_heads, a, head_dim]``.
+        """
 
 
 def tag(keys: torch.Tensor, view: View, layer: int) -> torch.Tensor:
@@ -60,46 +62,32 @@ def tag(keys: torch.Tensor, view: View, layer: int) -> torch.Tensor:
 
 
 @torch.no_grad()  # The pool outlives the pass, and would keep all passes' graphs alive.
-def attend(
-    pool: LayerPool,
-    span: Span,
-    query: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    *,
-    scaling: float,
-    observe: bool,
-    kinds: torch.Tensor | None = None,
-) -> torch.Tensor:
+def attend(pool: LayerPool, span: Span, new: NewTokens, *, observe: bool) -> torch.Tensor:
     """Append ``a`` tokens to each row of a span, attend to what the layer holds, and gather evidence.
 
     Args:
         pool: The layer's slots.
         span: The rows and where their new tokens go.
-        query: ``[R, query_heads, a, head_dim]``; the heads of a group are adjacent.
-        keys: ``[R, kv_heads, a, head_dim]``.
-        values: ``[R, kv_heads, a, head_dim]``.
-        scaling: Factor on the scores.
+        new: The new tokens.
         observe: Whether the evidence should count these queries; False if it already does.
-        kinds: ``[R, a]`` uint8, kinds of the new tokens (:mod:`scissorhands.kinds`); None if nobody tells.
 
     Returns:
         ``[R, query_heads, a, head_dim]``.
     """
-    attended = pool.append(span, keys, values, fresh=observe)
-    rows, query_heads, incoming, head_dim = query.shape
-    kv_heads = keys.shape[1]
+    attended = pool.append(span, new.keys, new.values, fresh=observe)
+    rows, query_heads, incoming, head_dim = new.query.shape
+    kv_heads = new.keys.shape[1]
     group = query_heads // kv_heads
     visible, extent = attended.visible, attended.extent
     # The heads of a group share their keys, so they are folded into the queries instead of repeating the keys.
-    folded = query.reshape(rows, kv_heads, group * incoming, head_dim)
-    scores = (attended.scores(folded) * scaling).view(rows, kv_heads, group, incoming, extent)
+    folded = new.query.reshape(rows, kv_heads, group * incoming, head_dim)
+    scores = (attended.scores(folded) * new.scaling).view(rows, kv_heads, group, incoming, extent)
     pool.weigh(span, scores)
     if visible is not None:
         scores.masked_fill_(~visible.unsqueeze(1), float("-inf"))
     probabilities = torch.softmax(scores, dim=-1)
     if observe and not pool.window:
-        pool.observe(span, probabilities.mean(dim=2), scores, kinds)
+        pool.observe(span, probabilities, scores, new.kinds)
     weights = probabilities.view(rows, kv_heads, group * incoming, extent)
     return attended.weighted(weights).view(rows, query_heads, incoming, head_dim)
 
@@ -133,7 +121,7 @@ def attention_forward(
     view, layer = tagged
     mask = _within_window(module, view.window(layer), attention_mask, sliding_window)
     factor = query.shape[-1] ** -0.5 if scaling is None else scaling
-    output: torch.Tensor = view.attend(layer, query, key, value, mask, factor)
+    output: torch.Tensor = view.attend(layer, NewTokens(query, key, value, factor), mask)
     return output.transpose(1, 2).contiguous(), None
 
 

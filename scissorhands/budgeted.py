@@ -20,13 +20,14 @@ from scissorhands.budget import BudgetRequest, Grant, slots_to_drop
 from scissorhands.cache import ResidentCache
 from scissorhands.errors import InvalidRequestError
 from scissorhands.grant import PolicyRequest, grant
+from scissorhands.new_tokens import NewTokens
 from scissorhands.policies import get_policy
 from scissorhands.probe import model_shape, probe
 from scissorhands.row import Row
 from scissorhands.slots import Slots
 from scissorhands.snapshot import Snapshot
 from scissorhands.span import Span
-from scissorhands.view import StepView, by_parts
+from scissorhands.view import StepView
 
 DEFAULT_POLICY = PolicyRequest("scissorhands")
 
@@ -79,45 +80,34 @@ class BudgetedCache(StepView):
         """Return the tokens that a query of a layer sees, before there are rows too."""
         return self._resident.shape.window(layer)
 
-    def attend(
-        self,
-        layer: int,
-        query: torch.Tensor,
-        keys: torch.Tensor,
-        values: torch.Tensor,
-        mask: torch.Tensor | None,
-        scaling: float,
-    ) -> torch.Tensor:
+    def attend(self, layer: int, new: NewTokens, mask: torch.Tensor | None = None) -> torch.Tensor:
         """Make room, append and attend in one layer.
 
         Raises:
             InvalidRequestError: The batch, its mask or its length is not what the cache can take, or the last prompt's
                 pass failed halfway: the layers then hold different tokens, and only :meth:`reset` helps.
         """
-        batch, _, incoming, _ = query.shape
+        batch, _, incoming, _ = new.query.shape
         lengths = _real_tokens(mask, batch, incoming)
         if layer == 0:
             self._begin(incoming, lengths)
         if incoming == 1 and min(lengths) == 1:
-            output = super().attend(layer, query, keys, values, mask, scaling)
+            output = super().attend(layer, new)
         else:
-            output = torch.zeros_like(query)
+            output = torch.zeros_like(new.query)
             for index, (row, length) in enumerate(zip(self.rows, lengths, strict=True)):
-                new = (slice(index, index + 1), slice(None), slice(incoming - length, incoming))
-                kinds = None if self.kinds is None else self.kinds[new[0], new[2]]
+                rows, tokens = slice(index, index + 1), slice(incoming - length, incoming)
+                own = new._replace(kinds=self.kinds).at(rows, tokens)
                 if incoming > 1:
-                    parts, states = row.pool.parts(layer), (query[new], keys[new], values[new])
-                    output[new] = torch.cat(
-                        [
-                            self._read(index, part, own, scaling, kinds)
-                            for part, own in zip(parts, by_parts(states, len(parts)), strict=True)
-                        ],
-                        dim=1,
-                    )
+                    parts = row.pool.parts(layer)
+                    read = [
+                        self._read(index, part, share) for part, share in zip(parts, own.parts(len(parts)), strict=True)
+                    ]
+                    output[rows, :, tokens] = torch.cat(read, dim=1)
                 elif length:
                     alone = StepView([row])
-                    alone.kinds = kinds
-                    output[new] = alone.attend(layer, query[new], keys[new], values[new], None, scaling)
+                    alone.kinds = own.kinds
+                    output[rows, :, tokens] = alone.attend(layer, own)
         if layer == len(self) - 1:
             self._end(incoming, lengths)
         return output
@@ -174,14 +164,7 @@ class BudgetedCache(StepView):
             for taken in eviction.layers if eviction else ():
                 self._count(taken)
 
-    def _read(
-        self,
-        index: int,
-        layer: int,
-        states: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
-        scaling: float,
-        kinds: torch.Tensor | None,
-    ) -> torch.Tensor:
+    def _read(self, index: int, layer: int, new: NewTokens) -> torch.Tensor:
         """Let one layer of a row's pool read a prompt, or a part of one, chunk by chunk."""
         row = self.rows[index]
         row.pending = None  # A snapshot that decoding took counted on single tokens.
@@ -192,12 +175,11 @@ class BudgetedCache(StepView):
             if chunk.drops[layer]:
                 self._evict_layer(row, layer, step, chunk)
             span = Span(slice(row.index, row.index + 1), (row.lengths[layer],), (step,), chunk.tokens, pool.keys.device)
-            query, keys, values = (state[:, :, done : done + chunk.tokens] for state in states)
-            told = None if kinds is None else kinds[:, done : done + chunk.tokens]
-            outputs.append(attend(pool, span, query, keys, values, scaling=scaling, observe=True, kinds=told))
+            own = new.at(slice(None), slice(done, done + chunk.tokens))
+            outputs.append(attend(pool, span, own, observe=True))
             row.lengths[layer] = min(row.lengths[layer] + chunk.tokens, slots)
             done += chunk.tokens
-        return torch.cat(outputs, dim=2) if outputs else states[0]
+        return torch.cat(outputs, dim=2) if outputs else new.query
 
     def _evict_layer(self, row: Row, layer: int, step: int, chunk: "_Chunk") -> None:
         # Layers are decided apart, so one layer's plan is the same here as within a whole row's.

@@ -9,7 +9,7 @@ import torch
 from scissorhands.attended import TILE, Attended, PackedAttended
 from scissorhands.codec.base import RowCodec
 from scissorhands.merging import fold, match, rates
-from scissorhands.signals import Observation, Resident, Signal, Weight
+from scissorhands.signals import Observation, Resident, Signal, Weight, add_mass
 from scissorhands.slots import Slots
 from scissorhands.snapshot import LayerEvidence
 from scissorhands.span import Span
@@ -30,7 +30,7 @@ class LayerPool:
         kv_heads: H, key-value heads.
         slots: B, slots of each row.
         head_dim: D, elements of a key.
-        signals: The evidence to gather.
+        signals: The evidence to gather, mass first; none where nothing is observed.
         dtype: Number type of keys and values.
         device: Where the tensors live.
         codec: How keys and values are packed; None: as they are.
@@ -107,14 +107,17 @@ class LayerPool:
         )
 
     def observe(
-        self, span: Span, probabilities: torch.Tensor, scores: torch.Tensor, kinds: torch.Tensor | None = None
+        self, span: Span, attention: torch.Tensor, scores: torch.Tensor, kinds: torch.Tensor | None = None
     ) -> None:
         """Add what the new queries saw to the evidence; see :class:`~scissorhands.signals.base.Observation`."""
-        lengths = tuple(length + 1 for length in span.lengths)
-        positions = self.positions[span.rows]
-        seen = Observation(probabilities, span.visible, lengths, span.steps, scores, positions, kinds)
-        for signal, state in zip(self.signals, self.states, strict=True):
-            signal.observe(state[span.rows], seen)
+        used = (span.rows, slice(None), slice(span.extent))
+        add_mass(self.states[0][used], attention)
+        # Most policies gather mass alone, which takes less time than what follows takes to begin.
+        if len(self.signals) == 1:
+            return
+        seen = Observation(attention, span, scores, self.positions[used], kinds)
+        for signal, state in zip(self.signals[1:], self.states[1:], strict=True):
+            signal.observe(state[used], seen)
 
     def weigh(self, span: Span, scores: torch.Tensor) -> None:
         """Let slots that others were folded into count for more in ``scores`` ``[R, H, group, a, n]``, in place."""
@@ -162,7 +165,7 @@ class LayerPool:
         tiles = torch.split(keys, max(1, TILE // (len(keys) * self._head_dim)), dim=1)
         found = match(self._exact(evicted.keys, key_codec), (self._exact(tile, key_codec) for tile in tiles))
         step = positions[:, -1:] + 1
-        own = rates(mass, positions, step).gather(1, found.slots)
+        own = rates(mass.gather(1, found.slots), positions.gather(1, found.slots), step)
         more = rates(evicted.mass, evicted.positions, step)
         place = found.slots.unsqueeze(-1).expand(-1, -1, values.shape[-1])
         stored = values.gather(1, place)

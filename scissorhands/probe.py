@@ -14,6 +14,7 @@ from scissorhands.cache import ResidentCache
 from scissorhands.errors import UnsupportedModelError
 from scissorhands.grant import PolicyRequest, grant
 from scissorhands.layer_windows import layer_windows
+from scissorhands.new_tokens import NewTokens
 from scissorhands.row import Row
 from scissorhands.view import StepView
 
@@ -41,18 +42,10 @@ class _CountingView(StepView):
             raise UnsupportedModelError(f"layer {layer} attends, but the configuration has {len(self.calls)} layers")
         return super().window(layer)
 
-    def attend(
-        self,
-        layer: int,
-        query: torch.Tensor,
-        keys: torch.Tensor,
-        values: torch.Tensor,
-        mask: torch.Tensor | None,
-        scaling: float,
-    ) -> torch.Tensor:
+    def attend(self, layer: int, new: NewTokens, mask: torch.Tensor | None = None) -> torch.Tensor:
         """Count, then attend."""
         self.calls[layer] += 1
-        return super().attend(layer, query, keys, values, mask, scaling)
+        return super().attend(layer, new, mask)
 
 
 def model_shape(model: PreTrainedModel) -> ModelShape:

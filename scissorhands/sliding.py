@@ -78,7 +78,7 @@ class SlidingLayer(LayerPool):
         return attended
 
     def observe(
-        self, span: Span, probabilities: torch.Tensor, scores: torch.Tensor, kinds: torch.Tensor | None = None
+        self, span: Span, attention: torch.Tensor, scores: torch.Tensor, kinds: torch.Tensor | None = None
     ) -> None:
         """Learn nothing: nobody decides about these tokens."""
 

@@ -1,6 +1,6 @@
 """Views: what one forward pass of a transformers model sees of the resident cache."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import NoReturn
 
 import torch
@@ -8,6 +8,7 @@ from transformers import Cache
 
 from scissorhands.attention import adjacent_runs, attend, tag
 from scissorhands.errors import InvalidRequestError
+from scissorhands.new_tokens import NewTokens
 from scissorhands.row import Row
 from scissorhands.span import Span
 
@@ -52,26 +53,16 @@ class StepView(Cache):
         pool = self.rows[0].pool
         return pool.layers[pool.parts(layer).start].window
 
-    def attend(
-        self,
-        layer: int,
-        query: torch.Tensor,
-        keys: torch.Tensor,
-        values: torch.Tensor,
-        mask: torch.Tensor | None,
-        scaling: float,
-    ) -> torch.Tensor:
+    def attend(self, layer: int, new: NewTokens, mask: torch.Tensor | None = None) -> torch.Tensor:
         """Append and attend in one layer, pool by pool."""
         del mask
+        new = new._replace(kinds=self.kinds)
         # Rows that already hold this pass, because it failed later on, are attended to apart from those that do not.
         places = [((id(row.pool), _held_parts(row, layer)), row.index) for row in self.rows]
-        outputs = []
-        for start, end in adjacent_runs(places):
-            batch = slice(start, end)
-            kinds = None if self.kinds is None else self.kinds[batch]
-            outputs.append(
-                self._attend_run(self.rows[batch], layer, (query[batch], keys[batch], values[batch]), scaling, kinds)
-            )
+        outputs = [
+            self._attend_run(self.rows[start:end], layer, new.at(slice(start, end)))
+            for start, end in adjacent_runs(places)
+        ]
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
     def commit(self, tokens: int) -> None:
@@ -144,24 +135,15 @@ class StepView(Cache):
         del indices
         raise InvalidRequestError("batch", "rows cannot be selected after the cache was filled; start a new cache")
 
-    def _attend_run(
-        self,
-        rows: list[Row],
-        layer: int,
-        states: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
-        scaling: float,
-        kinds: torch.Tensor | None,
-    ) -> torch.Tensor:
+    def _attend_run(self, rows: list[Row], layer: int, new: NewTokens) -> torch.Tensor:
         """Append and attend in one layer of adjacent rows of a pool; by head if they are held so."""
-        pool, incoming, device = rows[0].pool, states[0].shape[2], states[0].device
+        pool, incoming, device = rows[0].pool, new.query.shape[2], new.query.device
         parts = pool.parts(layer)
         outputs = []
-        for part, (query, keys, values) in zip(parts, by_parts(states, len(parts)), strict=True):
+        for part, own in zip(parts, new.parts(len(parts)), strict=True):
             span = self._span(rows, part, incoming, device)
             observe = part >= rows[0].observed_layers
-            outputs.append(
-                attend(pool.layers[part], span, query, keys, values, scaling=scaling, observe=observe, kinds=kinds)
-            )
+            outputs.append(attend(pool.layers[part], span, own, observe=observe))
             for row in rows:
                 row.observed_layers = max(row.observed_layers, part + 1)
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)
@@ -175,14 +157,6 @@ class StepView(Cache):
             span = Span(slice(rows[0].index, rows[0].index + len(rows)), lengths, steps, incoming, device)
             self._spans[key] = span
         return span
-
-
-def by_parts(
-    states: tuple[torch.Tensor, torch.Tensor, torch.Tensor], parts: int
-) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
-    """Yield queries, keys and values ``[R, heads, a, head_dim]`` of each of ``parts`` equal shares of the heads."""
-    query, keys, values = (state.chunk(parts, dim=1) for state in states)
-    yield from zip(query, keys, values, strict=True)
 
 
 def _held_parts(row: Row, layer: int) -> int:

@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 
 from scissorhands.budget import ModelShape
 from scissorhands.errors import EngineError
+from scissorhands.new_tokens import NewTokens
 from scissorhands.view import StepView
 
 # Positions whose probabilities are held at once while tokens are drawn.
@@ -119,25 +120,17 @@ class _FullView(StepView):
         """Return the tokens that a query of a layer sees; 0 if it sees all."""
         return self._shape.window(layer)
 
-    def attend(
-        self,
-        layer: int,
-        query: torch.Tensor,
-        keys: torch.Tensor,
-        values: torch.Tensor,
-        mask: torch.Tensor | None,
-        scaling: float,
-    ) -> torch.Tensor:
+    def attend(self, layer: int, new: NewTokens, mask: torch.Tensor | None = None) -> torch.Tensor:
         """Attend as the full cache would, and record a global layer."""
         del mask
-        scaled = query * scaling
-        output = full_attention(scaled, keys, values, self.window(layer))
+        scaled = new.query * new.scaling
+        output = full_attention(scaled, new.keys, new.values, self.window(layer))
         if self.window(layer):
             return output
         # Nothing before the first of them is differentiated by: neither parameters nor embeddings require gradients.
         if not output.requires_grad:
             output.requires_grad_()
-        for kept, tensor in ((self.queries, scaled), (self.keys, keys), (self.values, values)):
+        for kept, tensor in ((self.queries, scaled), (self.keys, new.keys), (self.values, new.values)):
             kept.append(_half(tensor.detach()[0]))
         self.outputs.append(output)
         return output

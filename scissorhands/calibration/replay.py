@@ -15,6 +15,7 @@ from scissorhands.budget import Grant, ModelShape
 from scissorhands.cache import ResidentCache
 from scissorhands.calibration.fisher import Recording, full_attention
 from scissorhands.evaluation.perplexity import MOST_ROWS, blocks
+from scissorhands.new_tokens import NewTokens
 from scissorhands.view import StepView
 
 Losses = npt.NDArray[np.float64]
@@ -79,7 +80,7 @@ def _replayed(
         view = StepView(rows)
         view.kinds = None if kinds is None else kinds[:, block].expand(layers, -1)
         place = (slice(None), slice(None), block)
-        outputs[place] = view.attend(0, queries[place], keys[place], values[place], None, 1.0)
+        outputs[place] = view.attend(0, NewTokens(queries[place], keys[place], values[place], scaling=1.0))
         view.commit(block.stop - block.start)
     return outputs
 

@@ -58,7 +58,7 @@ class IntervalSums(Recorder):
         """Add the new queries to their intervals."""
         del state
         measured = self._measure(seen)
-        queries = seen.steps[0] + torch.arange(measured.shape[2])
+        queries = seen.span.steps[0] + torch.arange(measured.shape[2])
         interval = torch.searchsorted(self._edges, queries, right=True) - 1
         low, high = max(0, int(interval[0])), int(interval[-1])
         if high < 0:
@@ -75,7 +75,7 @@ def given(seen: Observation) -> torch.Tensor:
 
 def above_average(seen: Observation) -> torch.Tensor:
     """Return 1 where a query gives a slot more than the average attention ``1/t``, ``[R, kv_heads, a, n]`` float32."""
-    averages = seen.averages(tuple(step + 1 for step in seen.steps))
+    averages = seen.averages(seen.span.steps)
     # A slot that a query does not see has probability 0.
     return (seen.probabilities > averages).float()
 

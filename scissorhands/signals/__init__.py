@@ -7,7 +7,7 @@ from scissorhands.signals.expected_attention import ExpectedAttention
 from scissorhands.signals.last_attention import LastAttention
 from scissorhands.signals.low_count import LowCount
 from scissorhands.signals.low_count_ring import LowCountRing
-from scissorhands.signals.mass import Mass
+from scissorhands.signals.mass import Mass, add_mass
 from scissorhands.signals.redundancy import Redundancy
 from scissorhands.signals.token_kind import TokenKinds
 from scissorhands.signals.weight import Weight
@@ -36,4 +36,4 @@ def signals_for(grant: Grant, group: int) -> tuple[Signal, ...]:
     return tuple(SIGNALS[name].build(grant.parameters, group) for name in names)
 
 
-__all__ = ["Observation", "Resident", "Signal", "Weight", "signals_for"]
+__all__ = ["Observation", "Resident", "Signal", "Weight", "add_mass", "signals_for"]

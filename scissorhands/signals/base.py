@@ -2,53 +2,54 @@
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import ClassVar, NamedTuple, Self
+from functools import cached_property, lru_cache
+from typing import ClassVar, Self
 
 import torch
 
 from scissorhands.budget import EvictionParameters
+from scissorhands.span import Span
 
 
-class Observation(NamedTuple):
+@dataclass(frozen=True)
+class Observation:
     """What ``a`` new queries of ``R`` rows saw in one layer.
 
     Args:
-        probabilities: ``[R, kv_heads, a, n]`` float32, attention averaged over the query heads of each group; 0 where
-            a query does not see a slot.
-        visible: ``[R, 1, a, n]`` bool, which slots each query sees; None when every query sees all.
-        lengths: Of each row, slots in use that its first new query saw, itself included.
-        steps: Of each row, position of its first new query.
+        attention: ``[R, kv_heads, group, a, n]`` float32, of every query head; 0 where a query does not see a slot.
+        span: The rows and where their new tokens went.
         scores: ``[R, kv_heads, group, a, n]`` float32, scaled products of queries and keys, of every query head; -inf
             where a query does not see a slot.
-        positions: ``[R, kv_heads, >= n]`` int32, of the token in each slot; beyond a row's slots in use they mean
-            nothing.
+        positions: ``[R, kv_heads, n]`` int32, of the token in each slot; beyond a row's slots in use they mean nothing.
         kinds: ``[R, a]`` uint8, :class:`~scissorhands.snapshot.TokenKind` of each new token; None if nobody tells.
     """
 
-    probabilities: torch.Tensor
-    visible: torch.Tensor | None
-    lengths: tuple[int, ...]
-    steps: tuple[int, ...]
+    attention: torch.Tensor
+    span: Span
     scores: torch.Tensor
     positions: torch.Tensor
     kinds: torch.Tensor | None = None
 
+    @cached_property
+    def probabilities(self) -> torch.Tensor:
+        """``[R, kv_heads, a, n]`` float32, attention averaged over the query heads of each group."""
+        return self.attention.mean(dim=2)
+
     def below(self, averages: torch.Tensor) -> torch.Tensor:
         """Return ``[R, kv_heads, a, n]`` bool: visible slots that got less than ``averages`` ``[R or 1, 1, a, 1]``."""
         low = self.probabilities < averages
-        return low if self.visible is None else low & self.visible
+        return low if self.span.visible is None else low & self.span.visible
 
-    def averages(self, firsts: tuple[int, ...]) -> torch.Tensor:
-        """Return ``[R, 1, a, 1]`` float32: one over ``firsts`` for each row's first query, and so on upwards."""
-        return _averages(firsts, self.probabilities.shape[2], self.probabilities.device)
+    def averages(self, before: tuple[int, ...]) -> torch.Tensor:
+        """Return ``[R, 1, a, 1]`` float32: one over ``before + 1`` for each row's first query, and so on upwards."""
+        return _averages(before, self.attention.shape[3], self.attention.device)
 
 
 @lru_cache(maxsize=16)  # The layers of a pass share them.
-def _averages(firsts: tuple[int, ...], queries: int, device: torch.device) -> torch.Tensor:
-    first = torch.tensor(firsts, dtype=torch.float32, device=device).view(-1, 1, 1, 1)
-    later = torch.arange(queries, dtype=torch.float32, device=device).view(1, 1, -1, 1)
-    return 1.0 / (first + later)
+def _averages(before: tuple[int, ...], queries: int, device: torch.device) -> torch.Tensor:
+    old = torch.tensor(before, dtype=torch.float32, device=device).view(-1, 1, 1, 1)
+    new = torch.arange(1, queries + 1, dtype=torch.float32, device=device).view(1, 1, -1, 1)
+    return 1.0 / (old + new)
 
 
 @dataclass(frozen=True)
@@ -89,7 +90,7 @@ class Signal(ABC):
 
     @abstractmethod
     def observe(self, state: torch.Tensor, seen: Observation) -> None:
-        """Add what new queries saw to ``state`` ``[R, kv_heads, >= n, ...]``, in place."""
+        """Add what new queries saw to ``state`` ``[R, kv_heads, n, ...]``, in place."""
 
     @abstractmethod
     def value(self, state: torch.Tensor, resident: Resident) -> torch.Tensor:

@@ -40,21 +40,20 @@ class Buckets(Signal):
 
     def observe(self, state: torch.Tensor, seen: Observation) -> None:
         """Add the new queries."""
-        amounts = self.amounts(seen)
-        queries, slots = amounts.shape[2:]
-        if queries == 1:
-            self._observe_one(state[:, :, :slots], amounts.squeeze(2), seen.steps)
+        amounts, span = self.amounts(seen), seen.span
+        if span.incoming == 1:
+            self._observe_one(state, amounts.squeeze(2), span.steps)
             return
-        for row, step in enumerate(seen.steps):
+        for row, step in enumerate(span.steps):
             done = 0
-            while done < queries:
+            while done < span.incoming:
                 bucket, into = divmod(step + done, self.half)
-                span = min(queries - done, self.half - into)
+                end = min(span.incoming, done + self.half - into)
                 sums = state[row, :, :, bucket % 2]
                 if into == 0:
                     sums.zero_()
-                sums[:, :slots].add_(amounts[row, :, done : done + span].sum(dim=1, dtype=self.dtype))
-                done += span
+                sums.add_(amounts[row, :, done:end].sum(dim=1, dtype=self.dtype))
+                done = end
 
     def _observe_one(self, state: torch.Tensor, amounts: torch.Tensor, steps: tuple[int, ...]) -> None:
         buckets = [step // self.half % 2 for step in steps]

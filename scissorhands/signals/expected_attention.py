@@ -44,25 +44,21 @@ class ExpectedAttention(Signal):
 
     def observe(self, state: torch.Tensor, seen: Observation) -> None:
         """Add the scores of the new queries to means and deviations (Chan, Golub and LeVeque 1979, equation 2.1)."""
-        rows, _, _, queries, slots = seen.scores.shape
-        device = seen.scores.device
-        steps = torch.tensor(seen.steps, dtype=torch.float32, device=device).view(rows, 1, 1, 1)
+        means, squares = state.permute(0, 1, 3, 2, 4).unbind(-1)
         # Queries that have seen a slot, before and now. A slot's position tells the former.
-        old = (steps - seen.positions[:, :, :slots].unsqueeze(2)).clamp_min(0)
-        if seen.visible is None:
-            new = torch.full((1, 1, 1, 1), float(queries), device=device)
-            mean = seen.scores.mean(dim=3)
-            deviations = (seen.scores - mean.unsqueeze(3)).square().sum(dim=3)
+        old = (seen.span.positions[:, :1, None, None] - seen.positions.unsqueeze(2)).clamp_min_(0)
+        new: torch.Tensor | int
+        if seen.span.visible is None:
+            new, mean = 1, seen.scores.squeeze(3)
         else:
-            visible = seen.visible.unsqueeze(2)
+            visible = seen.span.visible.unsqueeze(2)
             new = visible.sum(dim=3, dtype=torch.float32)
             mean = seen.scores.masked_fill(~visible, 0).sum(dim=3) / new.clamp_min(1)
-            deviations = (seen.scores - mean.unsqueeze(3)).masked_fill(~visible, 0).square().sum(dim=3)
-        known = state[:, :, :slots].permute(0, 1, 3, 2, 4)
-        share = new / (old + new).clamp_min(1)
-        apart = mean - known[..., 0]
-        known[..., 1] += deviations + apart.square() * old * share
-        known[..., 0] += apart * share
+            squares += (seen.scores - mean.unsqueeze(3)).masked_fill(~visible, 0).square().sum(dim=3)
+        share = new / (old + new).clamp_min_(1)
+        apart = mean - means
+        squares.addcmul_(apart.square(), old * share)
+        means.addcmul_(apart, share)
 
     def value(self, state: torch.Tensor, resident: Resident) -> torch.Tensor:
         """Return the expected attention times the norm of the value, float32."""

@@ -16,7 +16,7 @@ class LastAttention(Signal):
 
     def observe(self, state: torch.Tensor, seen: Observation) -> None:
         """Put the last of the new queries in the place of what was there."""
-        state[:, :, : seen.probabilities.shape[-1]] = seen.probabilities[:, :, -1]
+        torch.mean(seen.attention[:, :, :, -1], dim=2, out=state)
 
     def value(self, state: torch.Tensor, resident: Resident) -> torch.Tensor:
         """Return the attention as it is."""

@@ -17,7 +17,7 @@ class LowCount(Buckets):
 
     def amounts(self, seen: Observation) -> torch.Tensor:
         """Return whether each new query was low."""
-        return seen.below(seen.averages(seen.lengths))
+        return seen.below(seen.averages(seen.span.lengths))
 
     def value(self, state: torch.Tensor, resident: Resident) -> torch.Tensor:
         """Return the sum of both buckets."""

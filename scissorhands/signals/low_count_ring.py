@@ -34,13 +34,10 @@ class LowCountRing(Signal):
 
     def observe(self, state: torch.Tensor, seen: Observation) -> None:
         """Put each new query in its place of the ring."""
-        low = seen.below(seen.averages(tuple(step + 1 for step in seen.steps)))
-        queries, slots = low.shape[2:]
-        for row, step in enumerate(seen.steps):
-            for query in range(queries):
-                place = state[row, :, :, (step + query) % self.window]
-                place.zero_()
-                place[:, :slots] = low[row, :, query]
+        low = seen.below(seen.averages(seen.span.steps))
+        for row, step in enumerate(seen.span.steps):
+            for query in range(seen.span.incoming):
+                state[row, :, :, (step + query) % self.window] = low[row, :, query]
 
     def value(self, state: torch.Tensor, resident: Resident) -> torch.Tensor:
         """Return the number of queries in the ring that were low."""

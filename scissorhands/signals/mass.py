@@ -16,11 +16,15 @@ class Mass(Signal):
 
     def observe(self, state: torch.Tensor, seen: Observation) -> None:
         """Add the new queries' attention."""
-        queries, slots = seen.probabilities.shape[2:]
-        received = seen.probabilities.squeeze(2) if queries == 1 else seen.probabilities.sum(dim=2)
-        state[:, :, :slots].add_(received)
+        add_mass(state, seen.attention)
 
     def value(self, state: torch.Tensor, resident: Resident) -> torch.Tensor:
         """Return the mass as it is."""
         del resident
         return state
+
+
+def add_mass(state: torch.Tensor, attention: torch.Tensor) -> None:
+    """Add the attention ``[R, kv_heads, group, a, n]`` of new queries to the mass ``[R, kv_heads, n]``, in place."""
+    # One sum over group and queries: a mean over the group first would double the work.
+    state.add_(attention.sum(dim=(2, 3)), alpha=1 / attention.shape[2])

@@ -30,8 +30,7 @@ class TokenKinds(Signal):
                 "it needs to know which tokens are special or punctuation: call tell_kinds(model, "
                 "token_kinds(tokenizer)) of scissorhands.kinds once, and give the model input_ids",
             )
-        for row, (length, kinds) in enumerate(zip(seen.lengths, seen.kinds, strict=True)):
-            first = length - 1
+        for row, (first, kinds) in enumerate(zip(seen.span.lengths, seen.kinds, strict=True)):
             state[row, :, first : first + len(kinds)] = kinds
 
     def value(self, state: torch.Tensor, resident: Resident) -> torch.Tensor:

@@ -56,8 +56,8 @@ def observed(matrix):
     pool.states.append(counter.allocate(1, 1, length, torch.device("cpu")))
     for first, end in ((0, 3), (3, 7), (7, length)):
         span = Span(slice(0, 1), (first,), (first,), end - first, torch.device("cpu"))
-        block = torch.tensor(matrix[first:end, :end], dtype=torch.float32)[None, None]
-        pool.observe(span, block, block.unsqueeze(2))
+        block = torch.tensor(matrix[first:end, :end], dtype=torch.float32)[None, None, None]
+        pool.observe(span, block, block.log())
     return counts[0, 0].numpy()
 
 

@@ -14,6 +14,7 @@ from scissorhands.codec import get_codec
 from scissorhands.grant import PolicyRequest, grant
 from scissorhands.layer_pool import LayerCodec, LayerPool
 from scissorhands.merging import fold, match, rates
+from scissorhands.new_tokens import NewTokens
 from scissorhands.policies import get_policy
 from scissorhands.signals import signals_for
 from scissorhands.span import Span
@@ -73,8 +74,8 @@ def test_queries_get_from_a_folded_slot_what_both_tokens_would_have_given():
 
     def step(pool: LayerPool, length: int, tokens: slice) -> torch.Tensor:
         span = Span(slice(0, 1), (length,), (tokens.start,), tokens.stop - tokens.start, torch.device("cpu"))
-        new = (states[:, :, tokens] for states in (queries, keys, values))
-        return attend(pool, span, *new, scaling=0.5, observe=True)
+        new = NewTokens(queries, keys, values, scaling=0.5).at(slice(None), tokens)
+        return attend(pool, span, new, observe=True)
 
     for pool in pools:
         step(pool, 0, slice(0, 4))

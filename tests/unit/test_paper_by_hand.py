@@ -73,8 +73,8 @@ def test_the_consistent_reading_of_algorithm_2():
 
         span = Span(slice(0, 1), (row.lengths[0],), (token,), 1, cache.device)
         pool.append(span, torch.zeros(1, 1, 1, 2), torch.zeros(1, 1, 1, 2))
-        attention = torch.tensor([[[list(step.attention.values())]]])
-        pool.observe(span, attention, attention.log().unsqueeze(2))
+        attention = torch.tensor([[[[list(step.attention.values())]]]])
+        pool.observe(span, attention, attention.log())
         row.advance(1)
 
         evidence = pool.evidence(0, row.lengths[0], token + 1)

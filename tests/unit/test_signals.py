@@ -19,6 +19,7 @@ from scissorhands.signals.mass import Mass
 from scissorhands.signals.redundancy import Redundancy
 from scissorhands.signals.token_kind import TokenKinds
 from scissorhands.signals.window_mass import WindowMass
+from scissorhands.span import Span
 
 HEADS, GROUP, SLOTS = 2, 3, 40
 SIGNALS = [Mass(), LowCount(6), LowCountRing(6), LastAttention(), WindowMass(6), TokenKinds(), ExpectedAttention(GROUP)]
@@ -46,20 +47,24 @@ def sees(steps: list[int], queries: int) -> torch.Tensor:
 def seen_by(scores: torch.Tensor, steps: list[int]) -> Observation:
     """Return what the queries see that begin at ``steps``, where slot and position are the same."""
     queries = scores.shape[3]
-    extent = max(steps) + queries
-    visible = None if queries == 1 and len(set(steps)) == 1 else sees(steps, queries)[..., :extent]
-    scores = scores[..., :extent]
-    positions = torch.arange(extent, dtype=torch.int32).expand(len(steps), HEADS, extent)
+    span = Span(slice(0, len(steps)), tuple(steps), tuple(steps), queries, CPU)
+    scores = scores[..., : span.extent]
+    positions = torch.arange(span.extent, dtype=torch.int32).expand(len(steps), HEADS, span.extent)
     kinds = ((torch.tensor(steps).unsqueeze(1) + torch.arange(queries)) % 3).to(torch.uint8)
-    lengths = tuple(step + 1 for step in steps)
-    probabilities = torch.softmax(scores, dim=-1).mean(dim=2)
-    return Observation(probabilities, visible, lengths, tuple(steps), scores, positions, kinds)
+    return Observation(torch.softmax(scores, dim=-1), span, scores, positions, kinds)
 
 
-def single(probabilities: torch.Tensor, visible: torch.Tensor | None, lengths, steps) -> Observation:
-    """Return an observation of attention alone, with one query head to a KV head."""
+def single(probabilities: torch.Tensor, lengths, steps) -> Observation:
+    """Return an observation of one query's attention alone, with one query head to a KV head."""
     positions = torch.arange(probabilities.shape[-1], dtype=torch.int32).expand(*probabilities.shape[:2], -1)
-    return Observation(probabilities, visible, lengths, steps, probabilities.log().unsqueeze(2), positions)
+    attention = probabilities.unsqueeze(2)
+    span = Span(slice(0, len(lengths)), lengths, steps, 1, CPU)
+    return Observation(attention, span, attention.log(), positions)
+
+
+def observe(signal: Signal, state: torch.Tensor, seen: Observation) -> None:
+    """Let a signal observe, with the state of the slots in use, as a pool does."""
+    signal.observe(state[:, :, : seen.span.extent], seen)
 
 
 def value(signal: Signal, state: torch.Tensor, step: int = SLOTS) -> torch.Tensor:
@@ -101,7 +106,7 @@ def test_counts_of_one_row_in_any_parts(window, parts, total, seed):
     states = [signal.allocate(1, HEADS, SLOTS, CPU) for signal in signals]
     for first, size in in_parts(total, parts):
         for signal, state in zip(signals, states, strict=True):
-            signal.observe(state, seen_by(scores[:, :, :, first : first + size], [first]))
+            observe(signal, state, seen_by(scores[:, :, :, first : first + size], [first]))
 
     start = max(0, (total - 1) // (window // 2) * (window // 2) - window // 2)
     mass, buckets, ring, last, window_mass = (
@@ -123,32 +128,31 @@ def test_rows_observed_together_are_as_if_observed_alone(signal, starts, size):
     for done in range(0, 24, size):
         steps = [start + done for start in starts]
         scores = scores_of(steps, size, seed=done)
-        signal.observe(together, seen_by(scores, steps))
+        observe(signal, together, seen_by(scores, steps))
         for row, step in enumerate(steps):
-            signal.observe(alone[row : row + 1], seen_by(scores[row : row + 1], [step]))
+            observe(signal, alone[row : row + 1], seen_by(scores[row : row + 1], [step]))
     torch.testing.assert_close(together, alone)
     assert together.any()
 
 
 def test_a_query_counts_for_no_slot_that_it_does_not_see():
     # The second row is shorter: its queries see two slots less, and give them nothing.
-    visible = torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0]]).bool().view(2, 1, 1, 4)
     probabilities = torch.tensor([[0.7, 0.1, 0.1, 0.1], [0.9, 0.1, 0, 0]]).view(2, 1, 1, 4)
-    seen = single(probabilities, visible, lengths=(4, 2), steps=(9, 9))
+    seen = single(probabilities, lengths=(3, 1), steps=(9, 9))
     state = LowCount(4).allocate(2, 1, 4, CPU)
-    LowCount(4).observe(state, seen)
+    observe(LowCount(4), state, seen)
     assert torch.stack([value(LowCount(4), row) for row in state]).squeeze(1).tolist() == [[0, 1, 1, 1], [0, 1, 0, 0]]
     ring = LowCountRing(4).allocate(2, 1, 4, CPU)
-    LowCountRing(4).observe(ring, seen)
+    observe(LowCountRing(4), ring, seen)
     counts = torch.stack([value(LowCountRing(4), row) for row in ring]).squeeze(1)
     assert counts.tolist() == [[0, 0, 0, 0], [0, 0, 0, 0]], "the average is 1/10"
 
 
 def test_exactly_average_is_not_low():
-    seen = single(torch.full((1, 1, 1, 4), 0.25), None, lengths=(4,), steps=(3,))
+    seen = single(torch.full((1, 1, 1, 4), 0.25), lengths=(3,), steps=(3,))
     for signal in (LowCount(4), LowCountRing(4)):
         state = signal.allocate(1, 1, 4, CPU)
-        signal.observe(state, seen)
+        observe(signal, state, seen)
         assert not value(signal, state[0]).any()
 
 
@@ -158,7 +162,7 @@ def test_the_longest_window_does_not_overflow():
     nothing = torch.zeros(1, 1, 1, 1)
     highest = 0
     for step in range(1100):
-        signal.observe(state, single(nothing, None, lengths=(1,), steps=(step,)))
+        observe(signal, state, single(nothing, lengths=(0,), steps=(step,)))
         highest = max(highest, int(value(signal, state[0])))
     assert highest == 510
 
@@ -218,7 +222,7 @@ def test_the_window_mass_spans_the_window_that_was_granted():
     state = signal.allocate(1, 1, 1, CPU)
     values = []
     for step in range(20):
-        signal.observe(state, single(torch.ones(1, 1, 1, 1), None, lengths=(1,), steps=(step,)))
+        observe(signal, state, single(torch.ones(1, 1, 1, 1), lengths=(0,), steps=(step,)))
         values.append(int(value(signal, state[0])))
     assert values == [*range(1, 11), *range(6, 11), *range(6, 11)]
 
@@ -230,7 +234,7 @@ def test_expected_attention_is_that_of_a_gaussian_with_the_scores_mean_and_varia
     scores = scores_of([0], total, seed)
     state = signal.allocate(1, HEADS, SLOTS, CPU)
     for first, size in in_parts(total, parts):
-        signal.observe(state, seen_by(scores[:, :, :, first : first + size], [first]))
+        observe(signal, state, seen_by(scores[:, :, :, first : first + size], [first]))
     values = torch.randn(HEADS, total, 4, generator=torch.Generator().manual_seed(seed))
     positions = torch.arange(total).expand(HEADS, total)
     actual = signal.value(state[0, :, :total], Resident(values, values, positions, total))
@@ -250,7 +254,7 @@ def test_expected_attention_is_that_of_a_gaussian_with_the_scores_mean_and_varia
 def test_expected_attention_of_the_first_tokens_alone_is_nothing():
     signal = ExpectedAttention(GROUP)
     state = signal.allocate(1, HEADS, 3, CPU)
-    signal.observe(state, seen_by(scores_of([0], 3, seed=1)[..., :3], [0]))
+    observe(signal, state, seen_by(scores_of([0], 3, seed=1)[..., :3], [0]))
     assert value(signal, state[0], step=3).tolist() == [[0, 0, 0]] * HEADS
 
 
@@ -278,4 +282,4 @@ def test_redundancy_is_the_same_whatever_the_block(monkeypatch):
 def test_kinds_that_nobody_tells_are_missed():
     state = TokenKinds().allocate(1, 1, 4, CPU)
     with pytest.raises(InvalidRequestError, match="tell_kinds"):
-        TokenKinds().observe(state, single(torch.ones(1, 1, 1, 1), None, lengths=(1,), steps=(0,)))
+        observe(TokenKinds(), state, single(torch.ones(1, 1, 1, 1), lengths=(0,), steps=(0,)))
