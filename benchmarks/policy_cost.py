@@ -2,11 +2,13 @@
 
     python benchmarks/policy_cost.py --model .models/smollm2-135m-instruct --json benchmarks/results/policy_cost.json
 
-A row is filled with random tokens until every head has evicted. Decode steps are then timed, and what of them goes to
-the evidence: the mean over the query heads of a group (timed on the scores, which have its shape) and the signals.
-Evictions are timed apart, from snapshot to compaction, and spread over the steps that they serve. One row, since
-signals and plans grow with rows as attention does. Times are medians of what the thread takes of the CPU, so that other
-programs of the machine count for less.
+Random tokens are read, at most 512, and what they leave in the cache, keys, values and evidence, is repeated until
+every head is full: what a step costs depends on how much a row holds, and only the search for similar keys (`r-kv`)
+depends on what. `--read` reads tokens instead until every head has evicted, which takes minutes at 4,096 slots.
+
+Decode steps are then timed, and what of them goes to the evidence. Evictions are timed apart, from snapshot to
+compaction, and spread over the steps that they serve. One row, since signals and plans grow with rows as attention
+does. Times are medians of what the thread takes of the CPU, so that other programs of the machine count for less.
 """
 
 import json
@@ -35,7 +37,6 @@ from scissorhands.layer_pool import LayerPool
 from scissorhands.probe import model_shape
 from scissorhands.profile import Profile
 from scissorhands.row import Row
-from scissorhands.span import Span
 from scissorhands.step import ModelStep
 from scissorhands.view import StepView
 
@@ -75,9 +76,8 @@ class SignalClock:
         """Add up what observing takes in here."""
         inner = LayerPool.observe
 
-        def observe(pool: LayerPool, span: Span, probabilities: Any, scores: Any, kinds: Any = None) -> None:
-            self.seconds += timed(lambda: scores.mean(dim=2))
-            self.seconds += timed(lambda: inner(pool, span, probabilities, scores, kinds))
+        def observe(*seen: Any) -> None:
+            self.seconds += timed(lambda: inner(*seen))
 
         with patch.object(LayerPool, "observe", observe):
             yield
@@ -89,6 +89,18 @@ def fill(step: ModelStep, row: Row, tokens: list[int], slack: int = 0) -> None:
         size = min(PIECE, row.slack - slack)
         step([row], [tokens[:size]])
         del tokens[:size]
+
+
+def repeat(row: Row) -> None:
+    """Fill a row's slots by repeating those in use, as if that many tokens had been read and the oldest evicted."""
+    slots = row.grant.layer_slots
+    row.step = 2 * max(slots)
+    for pool, own, length in zip(row.pool.layers, slots, row.lengths, strict=True):
+        for tensor in pool.tensors():
+            for start in range(length, own, length):
+                tensor[row.index, :, start : start + length] = tensor[row.index, :, : min(length, own - start)]
+        pool.positions[row.index] = torch.arange(row.step - own, row.step)
+    row.lengths = list(slots)
 
 
 def eviction_seconds(cache: ResidentCache, step: ModelStep, row: Row, tokens: list[int]) -> float:
@@ -104,7 +116,7 @@ def eviction_seconds(cache: ResidentCache, step: ModelStep, row: Row, tokens: li
 
 
 @torch.inference_mode()
-def measure(model: Any, policy: str, slots: int, steps: int, evictions: int) -> dict[str, Any]:
+def measure(model: Any, policy: str, slots: int, steps: int, evictions: int, *, read: bool) -> dict[str, Any]:
     """Measure one policy at one budget."""
     name, _, preset = policy.partition(":")
     shape = model_shape(model)
@@ -115,9 +127,14 @@ def measure(model: Any, policy: str, slots: int, steps: int, evictions: int) -> 
     row = cache.add_row(granted)
     generator = torch.Generator().manual_seed(SEED)
     tokens = torch.randint(model.config.vocab_size, (2 * total,), generator=generator).tolist()
-    # Until every head has evicted, as in a long answer.
-    while row.step < max(granted.layer_slots) + slots // 8:
-        fill(step, row, tokens)
+    if read:
+        # Until every head has evicted, as in a long answer.
+        while row.step < max(granted.layer_slots) + slots // 8:
+            fill(step, row, tokens)
+            cache.prepare_decode(row)
+    else:
+        fill(step, row, tokens, slack=max(0, row.slack - PIECE))
+        repeat(row)
         cache.prepare_decode(row)
     evicting = [eviction_seconds(cache, step, row, tokens) for _ in range(evictions)]
     stepping, observing = [], []
@@ -154,13 +171,20 @@ def forward(model: Any, row: Row, token: int) -> None:
 @click.option("--slots", "budgets", multiple=True, type=int, default=(512, 4096), show_default=True, help="Repeatable.")
 @click.option("--steps", default=64, show_default=True, help="Decode steps to time.")
 @click.option("--evictions", default=8, show_default=True, help="Evictions to time.")
+@click.option("--read", is_flag=True, help="Fill rows by reading alone.")
 @click.option("--json", "out", type=click.Path(dir_okay=False, path_type=Path), help="Write the results here.")
 def main(
-    model: str, policies: tuple[str, ...], budgets: tuple[int, ...], steps: int, evictions: int, out: Path | None
+    model: str,
+    policies: tuple[str, ...],
+    budgets: tuple[int, ...],
+    steps: int,
+    evictions: int,
+    read: bool,
+    out: Path | None,
 ) -> None:
     """Measure what policies cost of a decode step."""
     loaded, _ = load(model, "auto", "auto")
-    rows = [measure(loaded, policy, slots, steps, evictions) for slots in budgets for policy in policies]
+    rows = [measure(loaded, policy, slots, steps, evictions, read=read) for slots in budgets for policy in policies]
     table = Table("Policy", "Slots", "Step (ms)", "Signals (ms)", "Eviction (ms a step)", "Share of the step")
     for row in rows:
         numbers = (1e3 * row[name] for name in ("step_seconds", "signals_seconds", "eviction_seconds_per_step"))
@@ -175,7 +199,7 @@ def main(
             "threads": torch.get_num_threads(),
         }
         ratios = {f"{row['policy']}_{row['slots']}": row["share"] for row in rows}
-        settings = {"model": model, "steps": steps, "evictions": evictions, "seed": SEED}
+        settings = {"model": model, "steps": steps, "evictions": evictions, "seed": SEED, "read": read}
         content = {"settings": settings, "environment": environment, "ratios": ratios, "rows": rows}
         out.parent.mkdir(parents=True, exist_ok=True)
         out.write_text(json.dumps(content, indent=2) + "\n")
