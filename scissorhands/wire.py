@@ -1,5 +1,6 @@
 """Between the core's types and the protocol's messages. Both ends of the link use it, so they cannot disagree."""
 
+import re
 from collections.abc import Iterable, Iterator
 
 import numpy as np
@@ -12,6 +13,9 @@ from scissorhands.grant import PolicyRequest
 from scissorhands.profile import Profile
 from scissorhands.snapshot import LayerEvidence, Plan, Snapshot, pack
 from scissorhands.v1 import budget_pb2, cache_manager_pb2, model_pb2
+
+# The form of a session's id.
+SESSION_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 _TYPES: dict[int, np.dtype[np.generic]] = {
     cache_manager_pb2.NUMBER_TYPE_UINT8: np.dtype("<u1"),

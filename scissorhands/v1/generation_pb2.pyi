@@ -192,6 +192,7 @@ class GenerateRequest(_message.Message):
     POLICY_FIELD_NUMBER: _builtins.int
     SHADOW_FIELD_NUMBER: _builtins.int
     RESIDENT_CODEC_FIELD_NUMBER: _builtins.int
+    SESSION_ID_FIELD_NUMBER: _builtins.int
     text: _builtins.str
     """Plain text, tokenized as it is."""
     model: _builtins.str
@@ -207,6 +208,11 @@ class GenerateRequest(_message.Message):
     resident_codec: _builtins.str
     """Format that resident slots are packed in, such as int4 or turboquant:k4v3; none holds them as they are, planned lets
     the model's profile choose one for each KV head. Empty means the default of the worker.
+    """
+    session_id: _builtins.str
+    """Id of a conversation whose cache is kept between its turns: 1 to 64 characters of [A-Za-z0-9_-], chosen by the
+    caller and known to nobody else. The prompt is the whole conversation all the same; of it, only what is new since
+    the last turn is read. Turns of one conversation follow one another: ABORTED while another runs. Empty keeps nothing.
     """
     @_builtins.property
     def chat(self) -> Global___ChatPrompt:
@@ -247,10 +253,11 @@ class GenerateRequest(_message.Message):
         policy: _budget_pb2.Policy | None = ...,
         shadow: _builtins.bool | None = ...,
         resident_codec: _builtins.str = ...,
+        session_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_shadow", b"_shadow", "budget", b"budget", "chat", b"chat", "policy", b"policy", "prompt", b"prompt", "sampling", b"sampling", "shadow", b"shadow", "text", b"text", "tokens", b"tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_shadow", b"_shadow", "budget", b"budget", "chat", b"chat", "ignore_eos", b"ignore_eos", "max_new_tokens", b"max_new_tokens", "model", b"model", "policy", b"policy", "prompt", b"prompt", "resident_codec", b"resident_codec", "sampling", b"sampling", "shadow", b"shadow", "stop", b"stop", "text", b"text", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_shadow", b"_shadow", "budget", b"budget", "chat", b"chat", "ignore_eos", b"ignore_eos", "max_new_tokens", b"max_new_tokens", "model", b"model", "policy", b"policy", "prompt", b"prompt", "resident_codec", b"resident_codec", "sampling", b"sampling", "session_id", b"session_id", "shadow", b"shadow", "stop", b"stop", "text", b"text", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__shadow: _TypeAlias = _typing.Literal["shadow"]  # noqa: Y015
     _WhichOneofArgType__shadow: _TypeAlias = _typing.Literal["_shadow", b"_shadow"]  # noqa: Y015
@@ -319,8 +326,9 @@ class Accepted(_message.Message):
     MAX_NEW_TOKENS_FIELD_NUMBER: _builtins.int
     QUEUED_AHEAD_FIELD_NUMBER: _builtins.int
     SEED_FIELD_NUMBER: _builtins.int
+    RESUMED_TOKENS_FIELD_NUMBER: _builtins.int
     session_id: _builtins.str
-    """Id of the session with the cache manager."""
+    """Id of the session with the cache manager: the caller's, or a new one if none was given or it cannot be kept now."""
     prompt_tokens: _builtins.int
     """Tokens of the prompt."""
     max_new_tokens: _builtins.int
@@ -329,6 +337,8 @@ class Accepted(_message.Message):
     """Requests that are ahead in the queue."""
     seed: _builtins.int
     """Seed in use; absent when decoding is greedy."""
+    resumed_tokens: _builtins.int
+    """Tokens of the prompt that need not be read, because the row of the turn before was resumed."""
     @_builtins.property
     def grant(self) -> _budget_pb2.Grant:
         """The budget and the policy's numbers."""
@@ -342,10 +352,11 @@ class Accepted(_message.Message):
         max_new_tokens: _builtins.int = ...,
         queued_ahead: _builtins.int = ...,
         seed: _builtins.int | None = ...,
+        resumed_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_seed", b"_seed", "grant", b"grant", "seed", b"seed"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_seed", b"_seed", "grant", b"grant", "max_new_tokens", b"max_new_tokens", "prompt_tokens", b"prompt_tokens", "queued_ahead", b"queued_ahead", "seed", b"seed", "session_id", b"session_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_seed", b"_seed", "grant", b"grant", "max_new_tokens", b"max_new_tokens", "prompt_tokens", b"prompt_tokens", "queued_ahead", b"queued_ahead", "resumed_tokens", b"resumed_tokens", "seed", b"seed", "session_id", b"session_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__seed: _TypeAlias = _typing.Literal["seed"]  # noqa: Y015
     _WhichOneofArgType__seed: _TypeAlias = _typing.Literal["_seed", b"_seed"]  # noqa: Y015
@@ -513,6 +524,7 @@ class CacheStatistics(_message.Message):
     SEGMENTS_FIELD_NUMBER: _builtins.int
     SEGMENT_BYTES_FIELD_NUMBER: _builtins.int
     SEGMENTS_DROPPED_FIELD_NUMBER: _builtins.int
+    SUSPENDED_BYTES_FIELD_NUMBER: _builtins.int
     full_bytes: _builtins.int
     """Bytes that transformers' own cache would take, in the model's own number type: all tokens, in a sliding layer W - 1."""
     allocated_bytes: _builtins.int
@@ -535,6 +547,8 @@ class CacheStatistics(_message.Message):
     """Encoded bytes of those segments."""
     segments_dropped: _builtins.int
     """Segments dropped because the queue was full or the manager was away."""
+    suspended_bytes: _builtins.int
+    """Bytes kept in the store for the next turn; 0 if nothing was kept."""
     @_builtins.property
     def prefill_stall(self) -> _duration_pb2.Duration:
         """Time that prefill waited for plans, in seconds."""
@@ -554,10 +568,11 @@ class CacheStatistics(_message.Message):
         segments: _builtins.int = ...,
         segment_bytes: _builtins.int = ...,
         segments_dropped: _builtins.int = ...,
+        suspended_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["prefill_stall", b"prefill_stall"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["allocated_bytes", b"allocated_bytes", "evicted_slots", b"evicted_slots", "evictions", b"evictions", "full_16bit_bytes", b"full_16bit_bytes", "full_bytes", b"full_bytes", "mass_dropped", b"mass_dropped", "plans_local", b"plans_local", "plans_manager", b"plans_manager", "prefill_stall", b"prefill_stall", "segment_bytes", b"segment_bytes", "segments", b"segments", "segments_dropped", b"segments_dropped"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["allocated_bytes", b"allocated_bytes", "evicted_slots", b"evicted_slots", "evictions", b"evictions", "full_16bit_bytes", b"full_16bit_bytes", "full_bytes", b"full_bytes", "mass_dropped", b"mass_dropped", "plans_local", b"plans_local", "plans_manager", b"plans_manager", "prefill_stall", b"prefill_stall", "segment_bytes", b"segment_bytes", "segments", b"segments", "segments_dropped", b"segments_dropped", "suspended_bytes", b"suspended_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

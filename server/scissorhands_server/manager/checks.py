@@ -1,17 +1,15 @@
 """Checks of what a call says about its session, before anything is done with it."""
 
 import math
-import re
 
 from scissorhands.budget import Grant
 from scissorhands.errors import InvalidRequestError
 from scissorhands.formats import parse
 from scissorhands.policies import get_policy
 from scissorhands.v1 import cache_manager_pb2, quality_pb2
-from scissorhands.wire import model_shape, read_grant
+from scissorhands.wire import SESSION_ID, model_shape, read_grant
 from scissorhands_server.manager.settings import ManagerSettings
 
-_SESSION_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _MAX_ELEMENT_BYTES = 16
 _MAX_POLICY_PARAMETERS = 16
 # Characters of the texts that a session carries; they are kept in the ledger.
@@ -32,7 +30,7 @@ def check_session_id(session_id: str, field: str = "session_id") -> None:
     Raises:
         InvalidRequestError: It is malformed.
     """
-    if not _SESSION_ID.fullmatch(session_id):
+    if not SESSION_ID.fullmatch(session_id):
         raise InvalidRequestError(field, "must be 1 to 64 characters of [A-Za-z0-9_-]")
 
 

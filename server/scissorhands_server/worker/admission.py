@@ -3,7 +3,7 @@
 from scissorhands.errors import InvalidRequestError, NotFoundError
 from scissorhands.grant import PolicyRequest
 from scissorhands.v1 import generation_pb2
-from scissorhands.wire import policy_request
+from scissorhands.wire import SESSION_ID, policy_request
 from scissorhands_server.worker.loading import LoadedModel
 from scissorhands_server.worker.prompt import prompt_ids
 from scissorhands_server.worker.sampling import validate
@@ -20,6 +20,8 @@ def check(
         InvalidRequestError: A field is missing, malformed or out of range.
         NotFoundError: The model is not served here.
     """
+    if request.session_id and not SESSION_ID.fullmatch(request.session_id):
+        raise InvalidRequestError("session_id", "must be 1 to 64 characters of [A-Za-z0-9_-]")
     info = loaded.info
     if request.model and request.model != info.name:
         raise NotFoundError("model", f"no model {request.model!r} here; this worker serves {info.name!r}")

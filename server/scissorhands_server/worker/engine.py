@@ -204,6 +204,10 @@ class Engine:
                 task.row = self._cache.add_row(task.grant, task.session_id, limit)
                 task.started = time.monotonic()
                 self._metrics.queue_time.observe(task.started - task.arrived)
+                if task.turn:
+                    task.turn.restore(task.row, task.ids)
+                if task.shadowed and task.row.epoch:  # It has evicted in an earlier turn: it is no full cache now.
+                    self._shadows.begin(task)
 
     def _prefill_chunk(self) -> None:
         """Read one chunk of the prompt that has waited longest, unless rows can decode until its plan comes."""
@@ -211,7 +215,7 @@ class Engine:
         if task is None:
             return
         with self._guard([task]):
-            row = _row(task)
+            row = task.seat
             remaining = len(task.request.prompt) - row.step
             tokens = row.next_chunk(remaining)
             if self._awaits_plan(row, tokens):
@@ -249,11 +253,11 @@ class Engine:
         began = time.monotonic()
         for task in self._decoding():
             with self._guard([task]):
-                self._evicted(task, self._cache.prepare_decode(_row(task)))
+                self._evicted(task, self._cache.prepare_decode(task.seat))
         batch = self._decoding()
         if not batch:
             return
-        rows = [_row(task) for task in batch]
+        rows = [task.seat for task in batch]
         last = [[task.ids[-1]] for task in batch]
         try:
             logits = list(self._step(rows, last))
@@ -271,7 +275,7 @@ class Engine:
     def _decoding(self) -> list[Task]:
         """Return the tasks that decode, those of one pool next to each other."""
         ready = [task for task in self._running if task.prefilled]
-        return sorted(ready, key=lambda task: (id(_row(task).pool), _row(task).index))
+        return sorted(ready, key=lambda task: (id(task.seat.pool), task.seat.index))
 
     def _decoded(self, task: Task, logits: torch.Tensor) -> None:
         self._metrics.mass.inc(self._governed_heads)
@@ -307,13 +311,15 @@ class Engine:
         if eviction is None:
             return
         count_eviction(task, eviction, self._metrics)
-        if task.shadowed and task.statistics.evictions == 1:
+        if task.shadowed and eviction.epoch == 0:
             self._shadows.begin(task)
         if self._offloader:
             self._offloader.offload(task, eviction)
 
     def _finish(self, task: Task, finished: Finished, rest: str) -> None:
         """Free the row of a task that has all its tokens, and send its last message unless that waits for a shadow."""
+        if task.turn:
+            task.turn.save(task.seat, task.ids)
         self._vacate(task)
         task.finished = finished
         if rest:
@@ -386,9 +392,3 @@ class Engine:
         self._metrics.queued.set(len(self._waiting))
         self._metrics.rows.set(len(self._running))
         show_cache(self._cache, self._metrics)
-
-
-def _row(task: Task) -> Row:
-    if task.row is None:
-        raise EngineError("the task has no row")
-    return task.row

@@ -127,7 +127,7 @@ class ManagerLink:
             return await asyncio.shield(opening)
         except asyncio.CancelledError:
             # The manager may have opened it already, and nobody else would close it.
-            undoing = asyncio.create_task(self._undo(opening, spec.session_id))
+            undoing = asyncio.create_task(self._undo(opening, spec))
             self._undoing.add(undoing)
             undoing.add_done_callback(self._undoing.discard)
             raise
@@ -148,10 +148,16 @@ class ManagerLink:
         self._lease = response.grant.lease.ToTimedelta().total_seconds() or DEFAULT_LEASE_SECONDS
         return response.grant
 
-    async def _undo(self, opening: "asyncio.Task[budget_pb2.Grant | None]", session_id: str) -> None:
+    async def _undo(
+        self, opening: "asyncio.Task[budget_pb2.Grant | None]", spec: cache_manager_pb2.SessionSpec
+    ) -> None:
         with suppress(CapacityError, InvalidRequestError):
             await opening
-            await self.close(cache_manager_pb2.CloseSessionRequest(session_id=session_id, discard_segments=True))
+            # The segments of a session that has had other turns stay.
+            closing = cache_manager_pb2.CloseSessionRequest(
+                session_id=spec.session_id, discard_segments=not spec.fence, fence=spec.fence
+            )
+            await self.close(closing)
 
     def hold(self, spec: cache_manager_pb2.SessionSpec) -> None:
         """Renew the lease of a session, grant included, until :meth:`release`."""

@@ -5,6 +5,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from scissorhands.policies import POLICIES
 from scissorhands.row import Phase, PlanSource
 from scissorhands_server.worker.quality import ShadowResult
+from scissorhands_server.worker.suspension_metrics import SuspensionMetrics
 
 RESULTS = ("eos", "stop", "length", "cancelled", "refused", "overloaded", "error")
 SEGMENT_RESULTS = ("offloaded", "dropped")
@@ -85,6 +86,7 @@ class WorkerMetrics:
         self.manager_errors = counter("manager_errors_total", "Calls to the manager that failed, by why.", "reason")
         self.manager_up = gauge("manager_up", "1 while the manager answers.")
         self.step = histogram("step_seconds", "One decode step of all running rows.")
+        self.suspension = SuspensionMetrics(registry)
         self.model_name = model_name
         self.queue_capacity.set(queue)
         self.rows_capacity.set(rows)

@@ -4,8 +4,7 @@ import logging
 from typing import Protocol
 
 from scissorhands.archive import encode_segment
-from scissorhands.budget import Grant
-from scissorhands.codec import codec_version, get_codec
+from scissorhands.codec import get_codec
 from scissorhands.errors import InvalidRequestError
 from scissorhands.formats import EXACT
 from scissorhands.grant import codecs_text, grant_text, slots_text
@@ -13,6 +12,7 @@ from scissorhands.row import Eviction
 from scissorhands.segment import SegmentIdentity
 from scissorhands_server.worker.loading import LoadedModel
 from scissorhands_server.worker.metrics import WorkerMetrics
+from scissorhands_server.worker.resident import resident_version
 from scissorhands_server.worker.task import Task
 
 LOGGER = logging.getLogger(__name__)
@@ -60,10 +60,6 @@ class Offloader:
             self._metrics.segments.labels("dropped").inc()
             self._metrics.segment_bytes.labels("dropped").inc(len(segment))
 
-    def _packed_version(self, grant: Grant) -> str:
-        versions = {codec_version(name, self._statistics) for name in grant.codecs if name != EXACT}
-        return ",".join(sorted(versions))
-
     def _encode(self, task: Task, eviction: Eviction) -> bytes:
         try:
             # What is resident packed is stored as it is, whatever evicted slots are archived in.
@@ -76,7 +72,7 @@ class Offloader:
                 policy=grant_text(task.grant),
                 layer_slots=slots_text(task.grant),
                 codec=codecs_text(task.grant) if packed else codec.name,
-                codec_version=self._packed_version(task.grant) if packed else codec.version,
+                codec_version=resident_version(task.grant, self._statistics) if packed else codec.version,
                 tokens=task.token_digest(eviction.step),
                 tenant=DEFAULT_TENANT,
                 session_id=task.session_id,

@@ -42,6 +42,7 @@ def finish_message(task: Task, finished: Finished, shape: ModelShape) -> generat
             segments=done.segments,
             segment_bytes=done.segment_bytes,
             segments_dropped=done.segments_dropped,
+            suspended_bytes=task.turn.stored_bytes if task.turn else 0,
         ),
         quality=task.quality.message(),
     )

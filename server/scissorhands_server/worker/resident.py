@@ -2,9 +2,10 @@
 
 from collections.abc import Iterable
 
-from scissorhands.codec import Statistics, get_codec
+from scissorhands.budget import Grant
+from scissorhands.codec import Statistics, codec_version, get_codec
 from scissorhands.errors import ConfigurationError, InvalidRequestError
-from scissorhands.formats import resident
+from scissorhands.formats import EXACT, resident
 from scissorhands.grant import PLANNED
 from scissorhands_server.worker.loading import LoadedModel
 
@@ -30,6 +31,12 @@ def check_resident(names: Iterable[str], head_dim: int, statistics: Statistics |
             get_codec(resident(name).name, head_dim, statistics, _ONE_HEAD)
         except InvalidRequestError as error:
             raise InvalidRequestError("resident_codec", error.description) from error
+
+
+def resident_version(granted: Grant, statistics: Statistics | None) -> str:
+    """Return the versions of the formats in which a grant's slots are resident; empty if all are as they are."""
+    versions = {codec_version(name, statistics) for name in granted.codecs if name != EXACT}
+    return ",".join(sorted(versions))
 
 
 def check_default(name: str, loaded: LoadedModel) -> None:

@@ -27,6 +27,7 @@ from scissorhands_server.worker.service import GenerationHost
 from scissorhands_server.worker.servicer import GenerationServicer
 from scissorhands_server.worker.settings import WorkerSettings
 from scissorhands_server.worker.shadows import ShadowLimits, Shadows
+from scissorhands_server.worker.suspension import Suspension
 from scissorhands_server.worker.task import Task
 from scissorhands_server.worker.uploader import Uploader
 
@@ -99,8 +100,13 @@ class Worker:
             plan_deadline=settings.plan_deadline,
             ended=self._ended,
         )
+        self._suspension = (
+            Suspension(loaded, self._link, self._uploader, settings)
+            if self._link and self._uploader and settings.suspend_bytes
+            else None
+        )
         worker_id = settings.worker_id or secrets.token_hex(6)
-        generation = GenerationHost(loaded, self._engine, self._link, metrics, settings, worker_id)
+        generation = GenerationHost(loaded, self._engine, self._link, metrics, settings, worker_id, self._suspension)
         calls = settings.rows + settings.queue + OTHER_CALLS
         self.host = GrpcHost([SERVICE], [StatusInterceptor((SERVICE,))], calls)
         generation_pb2_grpc.add_GenerationServiceServicer_to_server(GenerationServicer(generation), self.host.server)
@@ -125,13 +131,19 @@ class Worker:
         await self.host.stop(0)
         await asyncio.to_thread(self._engine.stop, STOP_SECONDS)
         if self._link and self._uploader:
+            if self._suspension:
+                await self._suspension.stop(STOP_SECONDS)
             await self._uploader.stop(STOP_SECONDS)
             await self._link.stop()
         self._endpoint.close()
 
     def _ended(self, task: Task, keep_evicted: bool) -> None:
         """Close a task's session behind its segments; called from the engine's thread."""
-        if self._link and self._uploader and self._link.release(task.session_id):
+        if not (self._link and self._uploader and self._link.release(task.session_id)):
+            return
+        if task.turn and self._suspension:
+            task.loop.call_soon_threadsafe(self._suspension.end, task)
+        else:
             self._uploader.end(task.session_id, discard=not keep_evicted, quality=task.quality.message())
 
 

@@ -3,7 +3,7 @@
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from scissorhands.budget import Grant
@@ -11,7 +11,7 @@ from scissorhands.errors import CapacityError, EngineError, InvalidRequestError,
 from scissorhands.formats import EXACT
 from scissorhands.grant import PolicyRequest, default_budget
 from scissorhands.policies import get_policy
-from scissorhands.v1 import budget_pb2, cache_manager_pb2, generation_pb2
+from scissorhands.v1 import budget_pb2, cache_manager_pb2, generation_pb2, suspension_pb2
 from scissorhands.wire import budget_request, grant_message, model_shape, policy_message, profile_message, read_grant
 from scissorhands_server.granting import resolve
 from scissorhands_server.worker.admission import check, requested_policy
@@ -24,8 +24,10 @@ from scissorhands_server.worker.resident import check_default, check_resident
 from scissorhands_server.worker.sampling import Sampler
 from scissorhands_server.worker.settings import WorkerSettings
 from scissorhands_server.worker.shadows import sampled
+from scissorhands_server.worker.suspension import Suspension
 from scissorhands_server.worker.task import Event, Failed, Finished, GenerationRequest, Progress, Rest, Task, Token
 from scissorhands_server.worker.text import TextStream
+from scissorhands_server.worker.turn import Turn
 
 # How long a stream waits for an event before it makes sure that the engine still runs.
 WATCH_SECONDS = 5.0
@@ -41,6 +43,7 @@ class GenerationHost:
         metrics: The worker's metrics.
         settings: The worker's settings.
         worker_id: Id of this worker.
+        suspension: Keeps sessions between their turns; None keeps none.
     """
 
     def __init__(
@@ -51,6 +54,7 @@ class GenerationHost:
         metrics: WorkerMetrics,
         settings: WorkerSettings,
         worker_id: str,
+        suspension: Suspension | None = None,
     ) -> None:
         self.loaded = loaded
         self.settings = settings
@@ -58,6 +62,7 @@ class GenerationHost:
         self._engine = engine
         self._metrics = metrics
         self._worker_id = worker_id
+        self._suspension = suspension
         # Tokenizing a long prompt takes a while, and a tokenizer may not be used by two threads at once.
         self._tokenizing = ThreadPoolExecutor(max_workers=1, thread_name_prefix="tokenizer")
         self._shape = model_shape(loaded.info)
@@ -96,6 +101,9 @@ class GenerationHost:
             while not ended:
                 event = await self._next(task)
                 ended = isinstance(event, Finished | Failed)
+                if ended and task.turn and self._suspension:
+                    # So that the next turn finds what this one leaves.
+                    await self._suspension.settled(task.turn)
                 for response in self._responses(task, event):
                     yield response
         finally:
@@ -110,6 +118,7 @@ class GenerationHost:
             self._tokenizing, check, request, self.loaded, self.settings.default_max_new_tokens
         )
         task, granted = await self._task(request, checked, arrived)
+        resumed = task.turn.resumed_tokens if task.turn else 0
         accepted = generation_pb2.Accepted(
             session_id=task.session_id,
             prompt_tokens=len(checked.prompt),
@@ -117,13 +126,14 @@ class GenerationHost:
             max_new_tokens=checked.max_new_tokens,
             queued_ahead=self._engine.submit(task),
             seed=checked.sampling.seed,
+            resumed_tokens=resumed,
         )
         return task, accepted
 
     async def _task(
         self, request: generation_pb2.GenerateRequest, checked: GenerationRequest, arrived: float
     ) -> tuple[Task, budget_pb2.Grant]:
-        """Open a session and make the task that runs under its grant."""
+        """Open a session, or its next turn, and make the task that runs under its grant."""
         self._engine.check_capacity()
         policy = requested_policy(request, self._default_policy)
         total = len(checked.prompt) + checked.max_new_tokens
@@ -143,13 +153,19 @@ class GenerationHost:
             policy=policy_message(policy),
             resident_codec=resident,
         )
-        granted = await self.link.open(spec, self._profile) if self.link else None
-        if granted is None or not self._can_hold(granted, total):
-            codec = self.settings.codec if self.link else ""
-            granted = grant_message(local, budget_pb2.GRANT_SOURCE_LOCAL, codec)
+        turn = await self._turn(request, spec, checked.prompt)
+        try:
+            granted = await self._open(spec, local, total)
+            if turn:
+                granted = turn.grant_for(granted, self._shape, total)
+        except BaseException:
+            if turn and self._suspension:
+                self._suspension.abandon(turn)
+            raise
         if self.link:
             spec.grant.CopyFrom(granted)
             self.link.hold(spec)
+        shadowed = sampled(secrets.token_hex(4), self.settings.shadow_share)
         task = Task(
             session_id=spec.session_id,
             request=checked,
@@ -159,9 +175,36 @@ class GenerationHost:
             text=TextStream(self.loaded.tokenizer, checked.stop),
             loop=asyncio.get_running_loop(),
             arrived=arrived,
-            shadowed=sampled(spec.session_id, self.settings.shadow_share) if checked.shadow is None else checked.shadow,
+            shadowed=shadowed if checked.shadow is None else checked.shadow,
+            turn=turn,
         )
         return task, granted
+
+    async def _turn(
+        self, request: generation_pb2.GenerateRequest, spec: cache_manager_pb2.SessionSpec, prompt: Sequence[int]
+    ) -> Turn | None:
+        """Begin the turn of a session that is to be kept, and name it in ``spec``; None if there is none."""
+        if not (request.session_id and self._suspension):
+            return None
+        wanted = suspension_pb2.ResumeSessionRequest(
+            session_id=request.session_id,
+            model=spec.model,
+            budget=spec.budget if spec.HasField("budget") else None,
+            policy=spec.policy,
+            resident_codec=spec.resident_codec,
+        )
+        turn = await self._suspension.begin(wanted, prompt)
+        if turn:
+            spec.session_id, spec.fence = turn.session_id, turn.fence
+        return turn
+
+    async def _open(self, spec: cache_manager_pb2.SessionSpec, local: Grant, total: int) -> budget_pb2.Grant:
+        """Return the manager's grant, or our own if there is none that could be held here."""
+        granted = await self.link.open(spec, self._profile) if self.link else None
+        if granted is None or not self._can_hold(granted, total):
+            codec = self.settings.codec if self.link else ""
+            granted = grant_message(local, budget_pb2.GRANT_SOURCE_LOCAL, codec)
+        return granted
 
     def _check_resident(self, granted: Grant) -> None:
         """Refuse slots that could not be packed here."""

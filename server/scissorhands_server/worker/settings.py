@@ -62,6 +62,18 @@ class WorkerSettings(ServerSettings):
     staging_bytes: int = Field(
         default=64 << 20, ge=0, description="Bytes of encoded segments that may wait for the manager."
     )
+    suspend_bytes: int = Field(
+        default=1 << 30,
+        ge=0,
+        description="Bytes of rows of sessions on their way to and from the store; what does not fit is read anew. 0 "
+        "keeps none.",
+    )
+    suspend_deadline: float = Field(
+        default=5.0, gt=0, le=300, description="The most that getting or keeping a session's row may take, in seconds."
+    )
+    session_patience: float = Field(
+        default=2.0, ge=0, le=300, description="How long a turn of a session waits for the end of another, in seconds."
+    )
     shadow_share: float = Field(
         default=0.0, ge=0, le=1, description="Share of requests whose answers are compared with a full cache's."
     )

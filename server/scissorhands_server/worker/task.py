@@ -6,11 +6,12 @@ from array import array
 from dataclasses import dataclass, field
 
 from scissorhands.budget import Grant
-from scissorhands.errors import ScissorhandsError
+from scissorhands.errors import EngineError, ScissorhandsError
 from scissorhands.row import Row
 from scissorhands_server.worker.quality import Quality
 from scissorhands_server.worker.sampling import Sampler, SamplingParameters
 from scissorhands_server.worker.text import TextStream
+from scissorhands_server.worker.turn import Turn
 
 
 @dataclass(frozen=True)
@@ -107,6 +108,7 @@ class Task:
     loop: asyncio.AbstractEventLoop
     arrived: float
     shadowed: bool = False
+    turn: Turn | None = None
     events: "asyncio.Queue[Event]" = field(default_factory=asyncio.Queue)
     cancelled: bool = False
     row: Row | None = None
@@ -133,6 +135,17 @@ class Task:
     def prefilled(self) -> bool:
         """Whether the whole prompt has been read."""
         return self.row is not None and self.row.step >= len(self.request.prompt)
+
+    @property
+    def seat(self) -> Row:
+        """The row of a task that runs.
+
+        Raises:
+            EngineError: It has none.
+        """
+        if self.row is None:
+            raise EngineError("the task has no row")
+        return self.row
 
     def emit(self, event: Event) -> None:
         """Hand an event to the stream, from the engine's thread."""

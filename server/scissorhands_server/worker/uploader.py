@@ -103,10 +103,19 @@ class Uploader:
         self._notify()
         return True
 
-    def end(self, session_id: str, *, discard: bool, quality: quality_pb2.Quality | None = None) -> None:
-        """Queue a session's end, with what eviction cost it; with ``discard`` its waiting segments are dropped."""
+    def end(
+        self, session_id: str, *, discard: bool, quality: quality_pb2.Quality | None = None, fence: int = 0
+    ) -> None:
+        """Queue a session's end, with what eviction cost it; with ``discard`` its waiting segments are dropped.
+
+        Args:
+            session_id: The session.
+            discard: Whether its segments in the store are deleted too.
+            quality: What eviction cost it.
+            fence: Fencing token of the turn that ends, of a session that has several.
+        """
         closing = cache_manager_pb2.CloseSessionRequest(
-            session_id=session_id, discard_segments=discard, quality=quality
+            session_id=session_id, discard_segments=discard, quality=quality, fence=fence
         )
         with self._lock:
             if discard:
@@ -156,7 +165,8 @@ class Uploader:
         answered = await asyncio.gather(*(self._link.close(closing) for closing in due))
         with self._lock:
             for closing, done in zip(due, answered, strict=True):
-                if done:
+                # Unless its next turn has ended meanwhile.
+                if done and self._ends.get(closing.session_id) is closing:
                     del self._ends[closing.session_id]
         return all(answered)
 

@@ -1,0 +1,300 @@
+"""Keeping sessions between their turns: rows come from the store when a turn begins, and go there when it ends.
+
+Whatever goes wrong with a row is a miss: the prompt is read anew, and the reason is counted. Only a session that
+another turn holds fails a request.
+"""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Coroutine, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import grpc
+from google.protobuf.message import DecodeError
+from google.rpc import error_details_pb2
+from grpc_status import rpc_status
+
+from scissorhands.budget import Grant
+from scissorhands.errors import CorruptRowError, InvalidRequestError, MismatchError, SessionConflictError
+from scissorhands.suspended import Manifest, SuspendedIdentity, asked_identity, cut, describe, token_digest
+from scissorhands.v1 import budget_pb2, suspension_pb2
+from scissorhands.wire import read_grant
+from scissorhands_server.worker.link import ManagerLink
+from scissorhands_server.worker.loading import LoadedModel
+from scissorhands_server.worker.offload import DEFAULT_TENANT
+from scissorhands_server.worker.resident import resident_version
+from scissorhands_server.worker.settings import WorkerSettings
+from scissorhands_server.worker.task import Task
+from scissorhands_server.worker.turn import KeptRow, Memory, ResumedRow, Turn
+from scissorhands_server.worker.uploader import Uploader
+
+LOGGER = logging.getLogger(__name__)
+
+CHUNK_BYTES = 1 << 20
+# How long a turn that finds its session held waits before it looks again.
+POLL_SECONDS = 0.05
+
+Asked = suspension_pb2.ResumeSessionRequest
+Request = suspension_pb2.SuspendSessionRequest
+Responses = grpc.aio.UnaryStreamCall[Asked, suspension_pb2.ResumeSessionResponse]
+
+_REASONS = {
+    grpc.StatusCode.NOT_FOUND: "new",
+    grpc.StatusCode.ABORTED: "conflict",
+    grpc.StatusCode.FAILED_PRECONDITION: "mismatch",
+    grpc.StatusCode.DATA_LOSS: "corrupt",
+    grpc.StatusCode.DEADLINE_EXCEEDED: "late",
+    grpc.StatusCode.RESOURCE_EXHAUSTED: "no_room",
+    grpc.StatusCode.UNAVAILABLE: "manager_unavailable",
+}
+
+
+class _Miss(Exception):  # noqa: N818 - no error: the prompt is read instead.
+    """There is no row to go on from, and why."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+class Suspension:
+    """Begins and ends the turns of sessions that are kept. Lives on the event loop.
+
+    Args:
+        loaded: The model.
+        link: The link to the manager.
+        uploader: Takes the ends of sessions.
+        settings: The worker's settings.
+    """
+
+    def __init__(self, loaded: LoadedModel, link: ManagerLink, uploader: Uploader, settings: WorkerSettings) -> None:
+        self._statistics = loaded.statistics
+        self._link = link
+        self._uploader = uploader
+        self._deadline = settings.suspend_deadline
+        self._patience = settings.session_patience
+        self._metrics = link.metrics.suspension
+        self._memory = Memory(settings.suspend_bytes, self._metrics.held.set)
+        self._background: set[asyncio.Task[Any]] = set()
+
+    async def stop(self, grace: float) -> None:
+        """Let what is under way end, for at most ``grace`` seconds."""
+        if self._background:
+            await asyncio.wait(self._background, timeout=grace)
+        for task in self._background:
+            task.cancel()
+        await asyncio.gather(*self._background, return_exceptions=True)
+
+    async def begin(self, asked: Asked, prompt: Sequence[int]) -> Turn | None:
+        """Take the lease of a session, and get its row if it has one that this turn can go on from.
+
+        Args:
+            asked: The session, and what its row must be of.
+            prompt: Token ids of the whole conversation.
+
+        Returns:
+            The turn, None if the session cannot be kept now; then it runs like a request of no session.
+
+        Raises:
+            SessionConflictError: Another turn holds the session, and does not end in time.
+        """
+        beginning = asyncio.create_task(self._begin(asked, prompt))
+        try:
+            return await asyncio.shield(beginning)
+        except asyncio.CancelledError:
+            # The lease may have been taken already, and nobody else would give it up.
+            self._run(self._undo(beginning))
+            raise
+
+    def abandon(self, turn: Turn) -> None:
+        """End a turn that never became a task."""
+        turn.drop_resumed()
+        self._uploader.end(turn.session_id, discard=False, fence=turn.fence)
+
+    def end(self, task: Task) -> None:
+        """End a task's turn: send what it leaves, then close its session."""
+        self._run(self._end(task))
+
+    async def settled(self, turn: Turn) -> None:
+        """Wait until it is known whether a turn's row is in the store; not for long."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(turn.settled.wait(), self._deadline)
+
+    def _run(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+
+    async def _undo(self, beginning: "asyncio.Task[Turn | None]") -> None:
+        with contextlib.suppress(SessionConflictError):
+            turn = await beginning
+            if turn is not None:
+                self.abandon(turn)
+
+    async def _begin(self, asked: Asked, prompt: Sequence[int]) -> Turn | None:
+        if not self._link.up:
+            self._missed("manager_unavailable")
+            return None
+        began = time.monotonic()
+        try:
+            while True:
+                try:
+                    return await self._resume(asked, prompt)
+                except SessionConflictError:
+                    if time.monotonic() >= began + self._patience:
+                        self._missed("conflict")
+                        raise
+                await asyncio.sleep(POLL_SECONDS)
+        finally:
+            self._metrics.resume_time.observe(time.monotonic() - began)
+
+    async def _resume(self, asked: Asked, prompt: Sequence[int]) -> Turn | None:
+        """Take the lease, and the row if there is one to go on from."""
+        call = self._link.stub.ResumeSession(asked, timeout=self._deadline)
+        turn: Turn | None = None
+        try:
+            header = (await _next(call)).header
+            turn = Turn(asked, header.fence, self._memory, self._metrics)
+            turn.resumed = await self._receive(turn, call, header.manifest, prompt)
+        except _Miss as miss:
+            self._missed(miss.reason)
+        except MismatchError:
+            self._missed("mismatch")
+        except (CorruptRowError, InvalidRequestError, DecodeError):
+            LOGGER.exception("what is stored of session %s cannot be used", asked.session_id)
+            self._missed("corrupt")
+        except grpc.aio.AioRpcError as error:
+            if turn is None and error.code() is grpc.StatusCode.ABORTED:
+                raise SessionConflictError(str(error.details())) from error
+            self._missed(self._reason(error))
+        finally:
+            call.cancel()
+        return turn
+
+    async def _receive(self, turn: Turn, call: Responses, manifest: bytes, prompt: Sequence[int]) -> ResumedRow:
+        """Receive a row, and check all of it.
+
+        Raises:
+            _Miss: There is none, or it is no beginning of the prompt, or there is no memory for it.
+            MismatchError: It is of something else.
+            CorruptRowError: It is not whole.
+        """
+        if not manifest:
+            await _next(call)  # Fails: the manager says that nothing is stored.
+        found = Manifest.parse(manifest)
+        message = budget_pb2.Grant.FromString(found.grant)
+        grant = read_grant(message)
+        tokens = token_digest(prompt[: found.step])
+        asked = self._identity(turn, resident_version(grant, self._statistics), found.identity.tokens)
+        found.identity.check(asked)
+        # The last token of a prompt is always read: what comes next is chosen by what the model says after it.
+        if found.identity.tokens != tokens or found.step >= len(prompt):
+            raise _Miss("tokens")
+        if not self._memory.take(found.state_bytes):
+            raise _Miss("no_room")
+        try:
+            data = bytearray(found.state_bytes)
+            await self._fill(memoryview(data), found, call)
+        except BaseException:
+            self._memory.give_back(found.state_bytes)
+            raise
+        return ResumedRow(found, grant, message, data)
+
+    async def _fill(self, data: memoryview, manifest: Manifest, call: Responses) -> None:
+        at = 0
+        for part in manifest.parts:
+            start = at
+            while at < start + part.size:
+                chunk = (await _next(call)).chunk
+                if not 0 < len(chunk) <= start + part.size - at:
+                    raise CorruptRowError(f"a chunk of {len(chunk)} bytes does not fit its part")
+                data[at : at + len(chunk)] = chunk
+                at += len(chunk)
+            await asyncio.to_thread(part.check, data[start:at])
+            self._metrics.resume_bytes.inc(part.size)
+
+    async def _end(self, task: Task) -> None:
+        turn = task.turn
+        assert turn is not None
+        try:
+            turn.drop_resumed()
+            if turn.kept is not None:
+                await self._store(task.grant, turn, turn.kept)
+        finally:
+            turn.drop_kept()
+            self._uploader.end(turn.session_id, discard=False, quality=task.quality.message(), fence=turn.fence)
+            turn.settled.set()
+
+    async def _store(self, grant: Grant, turn: Turn, kept: KeptRow) -> None:
+        """Send a row to the store."""
+        began = time.monotonic()
+        result = "failed"
+        try:
+            pieces = cut(kept.data)
+            identity = self._identity(turn, resident_version(grant, self._statistics), kept.tokens)
+            parts = await asyncio.to_thread(describe, pieces)
+            held = turn.grant.SerializeToString()
+            manifest = Manifest(identity, kept.step, kept.epoch, kept.prompt, kept.lengths, held, parts)
+            messages = _messages(turn, manifest.pack(), pieces)
+            response = await self._link.stub.SuspendSession(messages, timeout=self._deadline)
+            turn.stored_bytes = response.stored_bytes
+            self._metrics.suspend_bytes.inc(response.stored_bytes)
+            result = "suspended"
+        except grpc.aio.AioRpcError as error:
+            result = self._reason(error)
+            LOGGER.info("the row of session %s is not kept: %s", turn.session_id, error.details())
+        except ValueError as error:
+            LOGGER.warning("the row of session %s cannot be kept: %s", turn.session_id, error)
+        finally:
+            self._metrics.suspends.labels(result).inc()
+            self._metrics.suspend_time.observe(time.monotonic() - began)
+
+    def _identity(self, turn: Turn, codec_version: str, tokens: str) -> SuspendedIdentity:
+        asked = asked_identity(turn.asked, DEFAULT_TENANT)
+        return replace(asked, codec_version=codec_version, tokens=tokens)
+
+    def _missed(self, reason: str) -> None:
+        self._metrics.resumes.labels(reason).inc()
+
+    def _reason(self, error: grpc.aio.AioRpcError) -> str:
+        """Return why a call failed; a manager that does not answer is left alone for a while."""
+        reason = _REASONS.get(error.code(), "failed")
+        if reason == "manager_unavailable":
+            if _told_reason(error) == "STORE_UNAVAILABLE":
+                return "store_unavailable"
+            self._link.failed(error)
+        return reason
+
+
+async def _next(call: Responses) -> suspension_pb2.ResumeSessionResponse:
+    """Return the next message of a stream.
+
+    Raises:
+        CorruptRowError: There is none.
+    """
+    message = await call.read()
+    if isinstance(message, suspension_pb2.ResumeSessionResponse):
+        return message
+    raise CorruptRowError("the stream of a row ends early")
+
+
+def _messages(turn: Turn, manifest: bytes, pieces: Sequence[memoryview]) -> Iterator[Request]:
+    header = suspension_pb2.SuspendHeader(session_id=turn.session_id, fence=turn.fence, manifest=manifest)
+    yield Request(header=header)
+    for piece in pieces:
+        for start in range(0, len(piece), CHUNK_BYTES):
+            yield Request(chunk=bytes(piece[start : start + CHUNK_BYTES]))
+
+
+def _told_reason(error: grpc.aio.AioRpcError) -> str:
+    """Return the reason that a server of ours attached to a status; empty if there is none."""
+    info = error_details_pb2.ErrorInfo()
+    try:
+        status = rpc_status.from_call(error)  # type: ignore[arg-type] # It has what grpcio's own errors have.
+        found = status is not None and any(detail.Unpack(info) for detail in status.details)
+    except (ValueError, DecodeError):
+        return ""
+    return info.reason if found else ""

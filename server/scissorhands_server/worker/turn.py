@@ -1,0 +1,192 @@
+"""A turn of a session that is kept: what it goes on from, and what it leaves for the next."""
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from scissorhands.budget import Grant, ModelShape
+from scissorhands.errors import CorruptRowError, EngineError
+from scissorhands.row import Row
+from scissorhands.row_state import restore, save, state_bytes
+from scissorhands.suspended import Manifest, takes, token_digest
+from scissorhands.v1 import budget_pb2, suspension_pb2
+from scissorhands.wire import read_grant
+from scissorhands_server.worker.suspension_metrics import SuspensionMetrics
+
+LOGGER = logging.getLogger(__name__)
+
+
+class Memory:
+    """A bound on the bytes of rows on their way to and from the store. Safe for use by several threads.
+
+    Args:
+        bound: Most bytes.
+        changed: Told how many are held, whenever that changes.
+    """
+
+    def __init__(self, bound: int, changed: Callable[[int], None]) -> None:
+        self._bound = bound
+        self._changed = changed
+        self._held = 0
+        self._lock = threading.Lock()
+
+    def take(self, size: int) -> bool:
+        """Hold some bytes; False if there is no room for them."""
+        with self._lock:
+            if self._held + size > self._bound:
+                return False
+            self._held += size
+            self._changed(self._held)
+        return True
+
+    def give_back(self, size: int) -> None:
+        """Hold them no more."""
+        with self._lock:
+            self._held -= size
+            self._changed(self._held)
+
+
+@dataclass(frozen=True)
+class ResumedRow:
+    """A row that has come from the store, all its bytes checked.
+
+    Args:
+        manifest: What it is.
+        grant: The grant that it had.
+        message: The same as the protocol writes it.
+        data: Its bytes.
+    """
+
+    manifest: Manifest
+    grant: Grant
+    message: budget_pb2.Grant
+    data: bytearray
+
+
+@dataclass(frozen=True)
+class KeptRow:
+    """A row that goes to the store; see :class:`~scissorhands.suspended.Manifest`.
+
+    Args:
+        step: Tokens seen.
+        epoch: Evictions applied.
+        prompt: Position after the last token that was read as a prompt.
+        lengths: n of each layer of its pool.
+        tokens: Digest of the token ids seen.
+        data: Its bytes.
+    """
+
+    step: int
+    epoch: int
+    prompt: int
+    lengths: tuple[int, ...]
+    tokens: str
+    data: memoryview
+
+
+@dataclass
+class Turn:
+    """One turn's hold on its session.
+
+    The engine's thread restores and saves; before that and after it the event loop owns all of it.
+
+    Args:
+        asked: The session, and what its row must be of.
+        fence: Fencing token of its lease.
+        memory: What bounds the bytes of rows.
+        metrics: Where what becomes of rows is counted.
+        resumed: The row to go on from; None reads the whole prompt.
+        grant: The grant in force.
+        kept: The row to be sent to the store; None if there is none.
+        stored_bytes: Bytes that the store took.
+        settled: Set once it is known whether the row is in the store.
+    """
+
+    asked: suspension_pb2.ResumeSessionRequest
+    fence: int
+    memory: Memory
+    metrics: SuspensionMetrics
+    resumed: ResumedRow | None = None
+    grant: budget_pb2.Grant = field(default_factory=budget_pb2.Grant)
+    kept: KeptRow | None = None
+    stored_bytes: int = 0
+    settled: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def session_id(self) -> str:
+        """The session."""
+        return self.asked.session_id
+
+    @property
+    def resumed_tokens(self) -> int:
+        """Tokens that the row to go on from has seen."""
+        return self.resumed.manifest.step if self.resumed else 0
+
+    def grant_for(self, granted: budget_pb2.Grant, shape: ModelShape, total: int) -> budget_pb2.Grant:
+        """Return the grant to go on under: the new one if the resumed row can take it, else the one that it had.
+
+        If it can take neither, the row is dropped and counted, and the prompt is read anew.
+
+        Args:
+            granted: What was granted for this turn.
+            shape: The model's sizes.
+            total: Tokens of prompt and answer.
+        """
+        chosen = granted
+        if self.resumed is not None:
+            manifest, held = self.resumed.manifest, self.resumed.grant
+            if not takes(read_grant(granted), held, manifest, shape, total):
+                if takes(held, held, manifest, shape, total):
+                    chosen = budget_pb2.Grant()
+                    chosen.CopyFrom(self.resumed.message)
+                    chosen.lease.CopyFrom(granted.lease)
+                    chosen.codec = granted.codec
+                else:
+                    self.metrics.resumes.labels("budget").inc()
+                    self.drop_resumed()
+        self.grant = chosen
+        return chosen
+
+    def restore(self, row: Row, ids: Sequence[int]) -> None:
+        """Put what was resumed into an empty row; one that does not fit leaves it empty, and is counted."""
+        resumed = self.resumed
+        if resumed is None:
+            return
+        try:
+            restore(row, resumed.manifest, resumed.data, ids[: resumed.manifest.step])
+            self.metrics.resumes.labels("resumed").inc()
+            self.metrics.resumed_tokens.inc(row.step)
+        except CorruptRowError:
+            LOGGER.exception("the row of session %s does not fit; its prompt is read anew", self.session_id)
+            self.metrics.resumes.labels("corrupt").inc()
+        finally:
+            self.drop_resumed()
+
+    def save(self, row: Row, ids: Sequence[int]) -> None:
+        """Keep a row that is about to be freed; one for which there is no memory is not kept, and is counted."""
+        size = state_bytes(row)
+        if not self.memory.take(size):
+            self.metrics.suspends.labels("no_room").inc()
+            return
+        try:
+            seen = ids[: row.step]
+            data = save(row, seen)
+            self.kept = KeptRow(row.step, row.epoch, row.prompt, tuple(row.lengths), token_digest(seen), data)
+        except (RuntimeError, EngineError):  # Torch's out-of-memory errors. The answer is not lost by it.
+            LOGGER.exception("the row of session %s could not be saved", self.session_id)
+            self.memory.give_back(size)
+            self.metrics.suspends.labels("failed").inc()
+
+    def drop_resumed(self) -> None:
+        """Free the bytes of the row to go on from."""
+        if self.resumed is not None:
+            self.memory.give_back(self.resumed.manifest.state_bytes)
+            self.resumed = None
+
+    def drop_kept(self) -> None:
+        """Free the bytes of the row that was kept."""
+        if self.kept is not None:
+            self.memory.give_back(len(self.kept.data))
+            self.kept = None
