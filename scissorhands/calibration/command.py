@@ -1,22 +1,19 @@
 """The command ``scissorhands calibrate``."""
 
-import importlib
 from pathlib import Path
-from typing import Any
 
 import click
 from rich.console import Console
 
+from scissorhands.commands import click_errors, work, writable
 from scissorhands.errors import InvalidRequestError
 from scissorhands.evaluation.commands.options import (
     Sizes,
-    click_errors,
     device_option,
     dtype_option,
     model_option,
     show,
     texts_option,
-    writable,
 )
 from scissorhands.evaluation.request import Request, choices
 from scissorhands.evaluation.texts import read_text
@@ -93,7 +90,7 @@ def calibrate(
             device=device,
             out=place,
         )
-        runner = _runner()
+        runner = work("calibration.run", command="calibrate", extra="torch")
         profile, statistics, about = runner.run(request, Console(stderr=True))
     try:
         profile.save(place, about)
@@ -111,12 +108,3 @@ def _place(model: str, out: Path | None) -> Path:
     place = out or Path(model) / FILE_NAME
     writable(place, "out")
     return place
-
-
-def _runner() -> Any:
-    # Torch takes seconds to import; looking at the help or a wrong option must not.
-    try:
-        return importlib.import_module("scissorhands.calibration.run")
-    except ModuleNotFoundError as error:
-        message = f"calibrate needs the module {error.name}: pip install 'scissorhands[torch]'"
-        raise click.ClickException(message) from error

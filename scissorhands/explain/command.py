@@ -1,6 +1,5 @@
 """The command ``scissorhands explain``."""
 
-import importlib
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +7,8 @@ import click
 from rich.console import Console
 
 from scissorhands.budget import BudgetRequest
-from scissorhands.errors import InvalidRequestError, ScissorhandsError
+from scissorhands.commands import click_errors, work, writable
+from scissorhands.errors import InvalidRequestError
 from scissorhands.evaluation.commands.options import device_option, dtype_option, model_option
 from scissorhands.policies import get_policy, policy_names
 
@@ -54,7 +54,7 @@ def explain(
     Reads a prompt through the cache as serving would, decodes greedily, and writes one HTML page: each token shaded by
     the share of layers and KV heads that still hold it, eviction by eviction.
     """
-    try:
+    with click_errors():
         asked: dict[str, Any] = {
             "model": model,
             "prompt": _prompt(prompt, prompt_file),
@@ -64,17 +64,14 @@ def explain(
             "dtype": dtype,
             "device": device,
         }
-        _check_folder(out)
-        runner = _runner()
-        page = runner.run(runner.Request(**asked), Console(stderr=True))
-    except InvalidRequestError as error:
-        # The first part of a field is the option's name, such as of policy.preset.
-        option = error.field.partition(".")[0]
-        if option == "prompt" and prompt_file:
-            option = "prompt-file"
-        raise click.BadParameter(error.description, param_hint=f"--{option}") from error
-    except ScissorhandsError as error:
-        raise click.ClickException(str(error)) from error
+        writable(out, "out")
+        runner = work("explain.run", command="explain", extra="torch")
+        try:
+            page = runner.run(runner.Request(**asked), Console(stderr=True))
+        except InvalidRequestError as error:
+            if prompt_file and error.field == "prompt":
+                raise InvalidRequestError("prompt-file", error.description) from error
+            raise
     try:
         size = out.write_bytes(page.encode())
     except OSError as error:
@@ -104,18 +101,3 @@ def _checked(policy: str) -> str:
         allowed = ", ".join(policy_names())
         raise InvalidRequestError("policy", f"there is no {policy!r}; allowed: {allowed}") from error
     return policy
-
-
-def _check_folder(out: Path) -> None:
-    """Find out before the run whether there is a place for the page."""
-    if not out.absolute().parent.is_dir():
-        raise InvalidRequestError("out", f"there is no folder {out.absolute().parent}")
-
-
-def _runner() -> Any:
-    # Torch takes seconds to import; looking at the help or a wrong option must not.
-    try:
-        return importlib.import_module("scissorhands.explain.run")
-    except ModuleNotFoundError as error:
-        message = f"explain needs the module {error.name}: pip install 'scissorhands[torch]'"
-        raise click.ClickException(message) from error

@@ -5,8 +5,9 @@ from pathlib import Path
 import click
 from rich.console import Console
 
+from scissorhands.commands import writable
 from scissorhands.errors import InvalidRequestError
-from scissorhands.evaluation.commands.options import Sizes, evaluation_options, markdown_option, show, work, writable
+from scissorhands.evaluation.commands.options import Sizes, evaluation_options, markdown_option, show, work
 from scissorhands.evaluation.request import Request
 from scissorhands.evaluation.results import Row
 from scissorhands.evaluation.table import Table

@@ -1,16 +1,15 @@
 """Options that the subcommands of ``eval`` share."""
 
 import functools
-import importlib
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import click
 from rich.console import Console
 
-from scissorhands.errors import InvalidRequestError, ScissorhandsError
+from scissorhands import commands
+from scissorhands.commands import click_errors, writable
 from scissorhands.evaluation.request import Request, choices
 from scissorhands.evaluation.table import Table
 from scissorhands.evaluation.texts import read_text
@@ -199,41 +198,9 @@ def plot_option(command: Command) -> Command:
     return click.option("--plot", type=path, help="Write the plot here, a PNG.")(command)
 
 
-@contextmanager
-def click_errors() -> Iterator[None]:
-    """Turn our errors into click's, which name the option and set the exit code."""
-    try:
-        yield
-    except InvalidRequestError as error:
-        # The first part of a field is the option's name, such as of policy.preset.
-        option = error.field.partition(".")[0]
-        raise click.BadParameter(error.description, param_hint=f"--{option}") from error
-    except ScissorhandsError as error:
-        raise click.ClickException(str(error)) from error
-
-
-def writable(path: Path | None, option: str) -> Path | None:
-    """Return the path if it can be written; measuring takes minutes, so this is found out before.
-
-    Raises:
-        InvalidRequestError: There is no such folder.
-    """
-    if path and not path.absolute().parent.is_dir():
-        raise InvalidRequestError(option, f"there is no folder {path.absolute().parent}")
-    return path
-
-
 def work(module: str) -> Any:
-    """Return the module of ``scissorhands.evaluation`` that does a command's work, imported only now.
-
-    Raises:
-        ClickException: Something that it needs is not installed.
-    """
-    try:
-        return importlib.import_module(f"scissorhands.evaluation.{module}")
-    except ModuleNotFoundError as error:
-        message = f"eval needs the module {error.name}: pip install 'scissorhands[eval]'"
-        raise click.ClickException(message) from error
+    """Return the module of ``scissorhands.evaluation`` that does a command's work, imported only now."""
+    return commands.work(f"evaluation.{module}", command="eval", extra="eval")
 
 
 def plots(path: Path | None) -> None:

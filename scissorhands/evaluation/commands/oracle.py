@@ -5,6 +5,7 @@ from pathlib import Path
 import click
 from rich.console import Console
 
+from scissorhands.commands import writable
 from scissorhands.evaluation.commands.options import (
     Sizes,
     evaluation_options,
@@ -13,7 +14,6 @@ from scissorhands.evaluation.commands.options import (
     plots,
     show,
     work,
-    writable,
 )
 from scissorhands.evaluation.request import ORACLE, ORACLES, Request
 from scissorhands.evaluation.results import Row

@@ -6,6 +6,7 @@ from pathlib import Path
 import click
 from rich.console import Console
 
+from scissorhands.commands import writable
 from scissorhands.evaluation.commands.options import (
     Sizes,
     evaluation_options,
@@ -14,7 +15,6 @@ from scissorhands.evaluation.commands.options import (
     plots,
     show,
     work,
-    writable,
 )
 from scissorhands.evaluation.report import entries, perplexity_table
 from scissorhands.evaluation.request import ORACLES, Request

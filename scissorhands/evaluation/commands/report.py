@@ -4,15 +4,8 @@ from pathlib import Path
 
 import click
 
-from scissorhands.evaluation.commands.options import (
-    click_errors,
-    markdown_option,
-    plot_option,
-    plots,
-    show,
-    work,
-    writable,
-)
+from scissorhands.commands import click_errors, writable
+from scissorhands.evaluation.commands.options import markdown_option, plot_option, plots, show, work
 from scissorhands.evaluation.report import entries, perplexity_table, read_files
 
 

@@ -6,15 +6,8 @@ from pathlib import Path
 import click
 from rich.console import Console
 
-from scissorhands.evaluation.commands.options import (
-    Sizes,
-    evaluation_options,
-    markdown_option,
-    plot_option,
-    show,
-    work,
-    writable,
-)
+from scissorhands.commands import writable
+from scissorhands.evaluation.commands.options import Sizes, evaluation_options, markdown_option, plot_option, show, work
 from scissorhands.evaluation.request import FULL, Request
 from scissorhands.evaluation.results import Row
 from scissorhands.evaluation.table import Table
