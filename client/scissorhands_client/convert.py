@@ -76,6 +76,7 @@ def generate_request(prompt: Prompt, options: GenerateOptions) -> generation_pb2
         policy=_policy_message(options.policy),
         shadow=options.shadow,
         resident_codec=_text("resident_codec", options.resident_codec),
+        session_id=_text("session_id", options.session_id),
     )
     if isinstance(prompt, str):
         request.text = _text("text", prompt)
@@ -251,6 +252,7 @@ def _read_accepted(message: generation_pb2.Accepted) -> Accepted:
         max_new_tokens=message.max_new_tokens,
         queued_ahead=message.queued_ahead,
         seed=message.seed if message.HasField("seed") else None,
+        resumed_tokens=message.resumed_tokens,
     )
 
 
@@ -279,6 +281,7 @@ def _read_finish(message: generation_pb2.Finish) -> Finish:
             segments=cache.segments,
             segment_bytes=cache.segment_bytes,
             segments_dropped=cache.segments_dropped,
+            suspended_bytes=cache.suspended_bytes,
         ),
         quality=read_quality(message.quality),
     )

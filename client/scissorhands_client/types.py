@@ -75,6 +75,9 @@ class GenerateOptions:
         shadow: Whether to compare the answer with a full cache's; None leaves it to the worker.
         resident_codec: Format that resident slots are packed in, such as ``int4`` or ``turboquant:k4v3``; ``none``
             holds them as they are, ``planned`` lets the model's profile choose; empty leaves it to the server.
+        session_id: Id of a conversation whose cache is kept between its turns, so that the next prompt, again the whole
+            conversation, is read from where this one ended; letters, digits, ``_`` and ``-``, hard to guess. Empty
+            keeps nothing.
     """
 
     max_new_tokens: int | None = None
@@ -90,6 +93,7 @@ class GenerateOptions:
     model: str = ""
     shadow: bool | None = None
     resident_codec: str = ""
+    session_id: str = ""
 
 
 class GrantSource(Enum):
@@ -166,6 +170,7 @@ class Accepted:
         max_new_tokens: Most tokens that will be generated.
         queued_ahead: Requests that are ahead in the queue.
         seed: Seed in use; None when decoding is greedy.
+        resumed_tokens: Tokens of the prompt that need not be read, because an earlier turn's cache was kept.
     """
 
     session_id: str
@@ -174,6 +179,7 @@ class Accepted:
     max_new_tokens: int
     queued_ahead: int
     seed: int | None
+    resumed_tokens: int = 0
 
 
 @dataclass(frozen=True)
@@ -249,6 +255,7 @@ class CacheStatistics:
         segments: Segments handed to the store's queue.
         segment_bytes: Encoded bytes of those segments.
         segments_dropped: Segments dropped because the queue was full or the manager was away.
+        suspended_bytes: Bytes kept in the store for the next turn; 0 if nothing was kept.
     """
 
     full_bytes: int
@@ -263,6 +270,7 @@ class CacheStatistics:
     segments: int
     segment_bytes: int
     segments_dropped: int
+    suspended_bytes: int = 0
 
     @property
     def compression(self) -> float | None:

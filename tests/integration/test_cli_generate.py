@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -68,6 +69,7 @@ def test_the_answer_goes_to_stdout_and_the_table_to_stderr(worker):
 def test_every_option_reaches_the_server(worker):
     options = ["--max-new-tokens", "9", "--temperature", "0.5", "--top-p", "0.9", "--top-k", "3", "--seed", "11"]
     options += ["--repetition-penalty", "1.1", "--stop", "a", "--stop", "b", "--ignore-eos", "--model", "scripted"]
+    options += ["--session", "talk-1"]
     assert run(worker, "generate", "tell", "--chat", "--quiet", *options).returncode == 0
     (request,) = worker.script.requests
     sampling = request.sampling
@@ -75,6 +77,7 @@ def test_every_option_reaches_the_server(worker):
     assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.seed) == (0.5, 0.9, 3, 11)
     assert sampling.repetition_penalty == 1.1
     assert request.ignore_eos
+    assert request.session_id == "talk-1"
     assert [(each.role, each.content) for each in request.chat.messages] == [("user", "tell")]
 
 
@@ -220,6 +223,13 @@ def test_chat_keeps_the_conversation(worker):
         [*opening, ("assistant", "Héllo wörld"), ("user", "second")],
         [("system", "be brief"), ("user", "third")],
     ]
+    (session_id,) = {request.session_id for request in worker.script.requests}
+    assert re.fullmatch(r"[A-Za-z0-9_-]{20,64}", session_id)
+
+
+def test_chat_keeps_nothing_if_asked_not_to(worker):
+    assert run(worker, "chat", "--no-keep", "--quiet", stdin="first\nsecond\n").returncode == 0
+    assert [request.session_id for request in worker.script.requests] == ["", ""]
 
 
 def test_chat_ends_at_the_first_failure_of_a_pipe(worker):

@@ -44,6 +44,19 @@ def test_what_cannot_be_computed_is_not_shown_as_a_number(result):
     assert answer["usage"]["tokens_per_second"] is answer["seed"] is None
 
 
+def test_what_was_kept_is_told(result):
+    assert "Resumed" not in shown(result)
+    assert "Kept" not in shown(result)
+    accepted, finish = replace(result.accepted, resumed_tokens=1234), result.finish
+    finish = replace(finish, cache=replace(finish.cache, suspended_bytes=5_000_000))
+    told = replace(result, accepted=accepted, finish=finish)
+    assert "1,234 tokens of the prompt, not read again" in shown(told)
+    assert "5.0 MB in the store" in shown(told)
+    assert "1,234 resumed" in summary_line(told)
+    answer = json.loads(to_json(result_object(told)))
+    assert (answer["resumed_tokens"], answer["cache"]["suspended_bytes"]) == (1234, 5_000_000)
+
+
 @pytest.mark.parametrize(
     ("codecs", "words"),
     [

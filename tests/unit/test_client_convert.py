@@ -192,3 +192,12 @@ def test_resident_formats_are_told_of_every_entry():
     grant = budget_pb2.Grant(resident_codecs=["none", "int4"], resident_codec_indices=[1, 0, 1, 7])
     message = generation_pb2.GenerateResponse(accepted=generation_pb2.Accepted(grant=grant))
     assert read_event(message).grant.resident_codecs == ("int4", "none", "int4")
+
+
+def test_the_session_that_is_kept():
+    assert generate_request("x", GenerateOptions(session_id="talk-1")).session_id == "talk-1"
+    assert generate_request("x", GenerateOptions()).session_id == ""
+    accepted = generation_pb2.Accepted(resumed_tokens=7)
+    assert read_event(generation_pb2.GenerateResponse(accepted=accepted)).resumed_tokens == 7
+    finish = generation_pb2.Finish(cache=generation_pb2.CacheStatistics(suspended_bytes=9))
+    assert read_event(generation_pb2.GenerateResponse(finish=finish)).cache.suspended_bytes == 9

@@ -1,5 +1,6 @@
 """``scissorhands chat``: a conversation whose history stays here and travels whole with every turn."""
 
+import secrets
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -21,9 +22,15 @@ _HELP = "/exit ends, /reset forgets the conversation, /stats shows the last answ
 
 @click.command()
 @click.option("--system", metavar="TEXT", help="A system message that opens the conversation.")
+@click.option(
+    "--keep/--no-keep",
+    default=True,
+    show_default=True,
+    help="Keep the cache between turns, so that only what is new is read.",
+)
 @click.option("--quiet", is_flag=True, help="Print only the answers: no progress, no statistics.")
 @generation_options
-def chat(*, system: str | None, quiet: bool, server: str, timeout: float, **options: Any) -> None:
+def chat(*, system: str | None, keep: bool, quiet: bool, server: str, timeout: float, **options: Any) -> None:
     """Talk with the model. Each line is one turn; lines can also be piped in.
 
     /exit ends, /reset forgets the conversation, /stats shows the last answer's statistics.
@@ -31,7 +38,8 @@ def chat(*, system: str | None, quiet: bool, server: str, timeout: float, **opti
 
     Piped in, the first failure ends the command: exit code 2 for a bad request, 1 for any other.
     """
-    chosen = read_options(**options)
+    # One id for the whole conversation, also after /reset: what was kept before is then replaced.
+    chosen = read_options(session_id=secrets.token_urlsafe(18) if keep else "", **options)
     console = Console(stderr=True, markup=False)
     interactive = sys.stdin.isatty()
     with reported(server), Client(server, timeout=timeout) as client:

@@ -25,6 +25,14 @@ from scissorhands_client.types import ChatMessage, Prompt
     "empty line.",
 )
 @click.option("--chat/--no-chat", default=False, help="Put the prompt into the model's chat template as a user's turn.")
+@click.option(
+    "--session",
+    "session_id",
+    default="",
+    metavar="ID",
+    help="Keep the cache for a next prompt that begins with this one and its answer, under this id: letters, digits, _ "
+    "and -, hard to guess.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object with the answer and all statistics.")
 @click.option("--quiet", is_flag=True, help="Print only the answer: no progress, no table.")
 @generation_options

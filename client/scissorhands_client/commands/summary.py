@@ -39,6 +39,8 @@ def summary_table(result: Result) -> Table:
     table.add_column(style="dim", no_wrap=True)
     table.add_column(overflow="fold")
     table.add_row("Tokens", f"{usage.prompt_tokens:,} prompt, {usage.generated_tokens:,} generated ({_ended(result)})")
+    if accepted.resumed_tokens:
+        table.add_row("Resumed", f"{accepted.resumed_tokens:,} tokens of the prompt, not read again")
     table.add_row("Budget", budget_text(accepted.grant))
     table.add_row("Full cache", f"{decimal(cache.full_bytes)} ({decimal(cache.full_16bit_bytes)} in 16 bits)")
     table.add_row("Allocated", decimal(cache.allocated_bytes))
@@ -52,6 +54,8 @@ def summary_table(result: Result) -> Table:
     table.add_row(
         "Segments", f"{cache.segments:,} offloaded ({decimal(cache.segment_bytes)}), {cache.segments_dropped:,} dropped"
     )
+    if cache.suspended_bytes:
+        table.add_row("Kept", f"{decimal(cache.suspended_bytes)} in the store, for the next turn")
     table.add_row("Speed", _speed(usage))
     table.add_row(
         "First token", f"after {usage.time_to_first_token_seconds:.3f} s, {usage.queue_seconds:.3f} s of it queued"
@@ -66,6 +70,8 @@ def summary_line(result: Result) -> str:
     """Return the most important numbers in one line."""
     usage, cache = result.finish.usage, result.finish.cache
     parts = [f"{usage.prompt_tokens:,} + {usage.generated_tokens:,} tokens", _speed(usage)]
+    if result.accepted.resumed_tokens:
+        parts.append(f"{result.accepted.resumed_tokens:,} resumed")
     if cache.compression_16bit is not None:
         parts.append(f"{decimal(cache.allocated_bytes)} ({cache.compression_16bit:.2f}x smaller than 16 bits)")
     parts.append(f"{cache.mass_dropped:.2%} of attention dropped")
@@ -87,6 +93,7 @@ def result_object(result: Result) -> dict[str, Any]:
         "finish_reason": finish.reason,
         "stop": finish.stop,
         "session_id": accepted.session_id,
+        "resumed_tokens": accepted.resumed_tokens,
         "seed": accepted.seed,
         "max_new_tokens": accepted.max_new_tokens,
         "queued_ahead": accepted.queued_ahead,
