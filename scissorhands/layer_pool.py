@@ -8,6 +8,7 @@ import torch
 
 from scissorhands.attended import TILE, Attended, PackedAttended
 from scissorhands.codec.base import RowCodec
+from scissorhands.compaction import gather, move_to_front
 from scissorhands.merging import fold, match, rates
 from scissorhands.signals import Observation, Resident, Signal, Weight, add_mass
 from scissorhands.slots import Slots
@@ -139,19 +140,15 @@ class LayerPool:
 
     def take(self, row: int, slots: torch.Tensor) -> Slots:
         """Copy the given slots ``[H, d]`` of a row."""
-        flat = self._flat(slots)
-        keys, values, positions, mass = (
-            _gather(tensor[row], flat) for tensor in (self.keys, self.values, self.positions, self.states[0])
-        )
+        tensors = (self.keys, self.values, self.positions, self.states[0])
+        keys, values, positions, mass = gather([tensor[row] for tensor in tensors], slots)
         return Slots(keys, values, positions, mass, packed=self.codec is not None)
 
     def compact(self, row: int, slots: torch.Tensor) -> None:
         """Move the given slots ``[H, k]``, ascending, to the front of a row; the rest of the row is free."""
-        flat, kept = self._flat(slots), slots.shape[1]
-        for tensor in self.tensors():
-            tensor[row, :, :kept] = _gather(tensor[row], flat)
+        move_to_front([tensor[row] for tensor in self.tensors()], slots)
         for state in self.states:
-            state[row, :, kept:] = 0
+            state[row, :, slots.shape[1] :] = 0
 
     def fold(self, row: int, length: int, evicted: Slots) -> None:
         """Fold evicted slots into the ``length`` that a row keeps, if its policy says so."""
@@ -199,17 +196,3 @@ class LayerPool:
     def release_hidden(self) -> None:
         """Give the memory of hidden rows back: what is allocated is exactly the rows."""
         self.keys, self.values, self.positions, *self.states = [tensor.clone() for tensor in self.tensors()]
-
-    def _flat(self, slots: torch.Tensor) -> torch.Tensor:
-        """Return the same slots ``[H, d]`` counted through all heads."""
-        heads, capacity = self.positions.shape[1:]
-        if heads == 1:
-            return slots
-        return slots + capacity * torch.arange(heads, device=slots.device).unsqueeze(1)
-
-
-def _gather(tensor: torch.Tensor, flat: torch.Tensor) -> torch.Tensor:
-    """Copy slots ``[H, d]``, counted through all heads, of a row's tensor ``[H, B, ...]``."""
-    # Selecting along one dimension copies whole slots, where an index for each of two copies them number by number.
-    chosen = tensor.flatten(0, 1).index_select(0, flat.flatten())
-    return chosen.view(*flat.shape, *tensor.shape[2:])
