@@ -18,7 +18,9 @@ from transformers import PreTrainedModel
 from scissorhands.attention import attend
 from scissorhands.budget import BudgetRequest, Grant, slots_to_drop
 from scissorhands.cache import ResidentCache
+from scissorhands.calibrated import Calibrated
 from scissorhands.errors import InvalidRequestError
+from scissorhands.formats import EXACT
 from scissorhands.grant import PolicyRequest, grant
 from scissorhands.new_tokens import NewTokens
 from scissorhands.policies import get_policy
@@ -30,6 +32,7 @@ from scissorhands.span import Span
 from scissorhands.view import StepView
 
 DEFAULT_POLICY = PolicyRequest("scissorhands")
+NOT_CALIBRATED = Calibrated()
 
 
 @dataclass(frozen=True)
@@ -49,7 +52,10 @@ class BudgetedCache(StepView):
         model: A causal language model.
         budget: What each row of the batch may hold.
         policy: The policy, by default the ``scissorhands`` policy with its default numbers.
-        total_tokens: Prompt plus new tokens; needed for a budget given as a fraction.
+        total_tokens: Prompt plus new tokens; needed for a budget given as a fraction or a compression.
+        codec: Format in which slots are held, such as ``int4`` or ``planned``; see :func:`scissorhands.grant.grant`.
+        calibrated: What was measured of the model, such as ``Calibrated.find(folder)``: its heads then share the budget
+            by what eviction costs them, and calibrated formats work.
 
     Raises:
         InvalidRequestError: The budget or the policy is not valid.
@@ -62,15 +68,17 @@ class BudgetedCache(StepView):
         budget: BudgetRequest,
         policy: PolicyRequest = DEFAULT_POLICY,
         total_tokens: int | None = None,
+        codec: str = EXACT,
+        calibrated: Calibrated = NOT_CALIBRATED,
     ) -> None:
         super().__init__([])
         probe(model)
         shape = model_shape(model)
-        self.grant: Grant = grant(budget, policy, shape, total_tokens)
+        self.grant: Grant = grant(budget, policy, shape, total_tokens, calibrated.profile, codec)
         self.evicted_slots = 0
         self.mass_dropped = 0.0
         self._policy = get_policy(self.grant.policy, self.grant.preset)
-        self._resident = ResidentCache(shape, model.dtype, model.device)
+        self._resident = ResidentCache(shape, model.dtype, model.device, statistics=calibrated.statistics)
         self._seen = 0
         self._reading = False
         # Of each row, how it reads the prompt under way.

@@ -13,6 +13,8 @@ from transformers.utils import logging as transformers_logging
 
 from scissorhands import __version__
 from scissorhands.budget import HALF_BYTES, Grant, ModelShape
+from scissorhands.calibrated import Calibrated
+from scissorhands.codec.statistics import attach
 from scissorhands.errors import InvalidRequestError
 from scissorhands.evaluation.loading import load, weights_digest
 from scissorhands.evaluation.request import FULL, Choice, Request
@@ -103,7 +105,9 @@ def prepare(request: Request) -> Setup:
         raise InvalidRequestError(
             "length", f"must be at most {most}, the model's longest context, got {request.length}"
         )
-    return Setup(model, tokenizer, request, Profile.find(request.model, request.profile))
+    calibrated = Calibrated.find(request.model, request.profile)
+    attach(model, calibrated.statistics)
+    return Setup(model, tokenizer, request, calibrated.profile)
 
 
 def tell_anew(request: Request, different: list[str], console: Console) -> None:

@@ -19,8 +19,8 @@ from transformers import (
 )
 from transformers.utils import logging as transformers_logging
 
+from scissorhands.calibrated import Calibrated
 from scissorhands.codec import Statistics
-from scissorhands.codec.statistics import find
 from scissorhands.eos import eos_ids
 from scissorhands.errors import ConfigurationError, InvalidRequestError
 from scissorhands.kinds import tell_kinds, token_kinds
@@ -103,27 +103,26 @@ def load(
     tell_kinds(loaded, token_kinds(tokenizer))
     progress("computing the fingerprint")
     info = _info(name or _name(model), loaded, tokenizer, sizes)
-    measured, statistics = _measured(folder, profile, sizes)
+    calibrated = _calibrated(folder, profile, sizes)
     if place.type != "cpu":
         progress(f"moving the weights to {place}")
     loaded.to(place)  # type: ignore[arg-type]
     own = _generation_config(loaded)
-    return LoadedModel(loaded, tokenizer, own, eos_ids(loaded, tokenizer), info, measured, statistics)
+    return LoadedModel(loaded, tokenizer, own, eos_ids(loaded, tokenizer), info, *calibrated)
 
 
-def _measured(folder: str, path: Path | None, sizes: ModelSizes) -> tuple[Profile | None, Statistics | None]:
-    """Return what was calibrated of a model: its profile, and its statistics, beside the profile or in its folder."""
+def _calibrated(folder: str, path: Path | None, sizes: ModelSizes) -> Calibrated:
+    """Return what was calibrated of a model, having made sure that it is of such a model."""
     try:
-        profile = Profile.find(folder, path)
-        if profile:
-            profile.check_size(sizes.layers, sizes.kv_heads)
-        statistics = (find(path.parent) if path else None) or find(Path(folder))
-        if statistics:
+        found = Calibrated.find(folder, path)
+        if found.profile:
+            found.profile.check_size(sizes.layers, sizes.kv_heads)
+        if found.statistics:
             sliding = sum(1 for window in sizes.layer_windows if window)
-            statistics.check_size((sizes.layers - sliding) * sizes.kv_heads, sizes.head_dim)
+            found.statistics.check_size((sizes.layers - sliding) * sizes.kv_heads, sizes.head_dim)
     except InvalidRequestError as error:
         raise ConfigurationError(str(error)) from error
-    return profile, statistics
+    return found
 
 
 def _generation_config(model: PreTrainedModel) -> GenerationConfig:
