@@ -22,6 +22,8 @@ _SAME = ("weights_sha256", "texts", "sequences", "length")
 # All of 5 differences have one sign by chance in 1 of 16 cases, all of 6 in 1 of 32, which is below 5 %. A bootstrap
 # of differences of one sign finds nothing to doubt, however few they are.
 _ENOUGH = 6
+# Budgets that differ by less are one: to take equal bytes, a policy with more evidence gets fewer slots.
+_ALIKE = 0.02
 _MIB = 2**20
 
 
@@ -117,17 +119,19 @@ def entries(found: Iterable[Results]) -> list[Entry]:
                 raise InvalidRequestError(
                     "json", f"the row of {row.get('policy')!r} cannot be compared: no field {error}; measure it again"
                 ) from error
-    return sorted(by_name.values(), key=lambda entry: (-entry.row["budget"], entry.row["increase_percent"]))
+    group = _groups(by_name.values())
+    return sorted(by_name.values(), key=lambda entry: (-group[entry.row["budget"]], entry.row["increase_percent"]))
 
 
 def verdicts(found: Sequence[Entry]) -> list[Verdict | None]:
-    """Compare each entry to the best of its budget, in pairs of sequences; None for what knows the future."""
+    """Compare each entry to the best of about its budget, in pairs of sequences; None for what knows the future."""
     best: dict[float, Entry] = {}
+    group = _groups(found)
     for entry in found:
-        budget = entry.row["budget"]
+        budget = group[entry.row["budget"]]
         if not entry.clairvoyant and (budget not in best or entry.excess.mean() < best[budget].excess.mean()):
             best[budget] = entry
-    return [None if entry.clairvoyant else _verdict(entry, best[entry.row["budget"]]) for entry in found]
+    return [None if entry.clairvoyant else _verdict(entry, best[group[entry.row["budget"]]]) for entry in found]
 
 
 def perplexity_table(found: Sequence[Entry], full: Row) -> Table:
@@ -151,6 +155,16 @@ def perplexity_table(found: Sequence[Entry], full: Row) -> Table:
             )
         )
     return Table(headings, lines)
+
+
+def _groups(found: Iterable[Entry]) -> dict[float, float]:
+    """Return the budget that each budget counts as: the largest that is about as large."""
+    counted: dict[float, float] = {}
+    largest = np.inf
+    for budget in sorted({entry.row["budget"] for entry in found}, reverse=True):
+        largest = budget if largest * (1 - _ALIKE) > budget else largest
+        counted[budget] = largest
+    return counted
 
 
 def _verdict(entry: Entry, best: Entry) -> Verdict:

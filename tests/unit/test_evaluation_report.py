@@ -70,6 +70,14 @@ def test_the_best_of_each_budget_and_what_is_noise():
     assert named["streaming", 0.2].interval == pytest.approx((100 * np.expm1(0.002),) * 2)
 
 
+def test_budgets_of_about_equal_bytes_are_compared():
+    budgets = (0.2, 0.1968, 0.19)
+    rows = [row("h2o", excess, budget) for excess, budget in zip((WORSE, EVEN, EVEN), budgets, strict=True)]
+    found = verdicts(entries([Results(SETTINGS, {}, full(), rows)]))
+    assert [verdict.best for verdict in found] == [True, False, True]
+    assert found[1].percent == pytest.approx(100 * np.expm1(0.002))
+
+
 def test_few_sequences_tell_nothing():
     means = {"h2o": np.full(5, 3.0), "streaming": np.full(5, 3.1)}
     rows = [row(policy, EVEN, loss_sums=(mean * 100).tolist()) for policy, mean in means.items()]
