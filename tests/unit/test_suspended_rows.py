@@ -4,19 +4,15 @@ from dataclasses import replace
 
 import pytest
 import torch
-from support.codec_data import statistics
 from support.sliding_models import WINDOW, sliding_model
+from support.speaker import Speaker
 from support.suspended_data import identity, suspended
 from support.tiny_models import random_tokens, tiny_model
 
 from scissorhands.budget import BudgetRequest
-from scissorhands.cache import ResidentCache
 from scissorhands.errors import CorruptRowError, EngineError
-from scissorhands.grant import PolicyRequest, grant
-from scissorhands.probe import model_shape, probe
 from scissorhands.row import Row
 from scissorhands.row_state import restore, save, state_bytes
-from scissorhands.step import ModelStep
 from scissorhands.suspended import takes
 
 POLICIES = [
@@ -34,47 +30,11 @@ POLICIES = [
     "merged:h2o",
 ]
 FORMATS = ["int8", "int4-hadamard", "turboquant:k3v2", "klt:k4v3"]
-FORTY, EVERYTHING = BudgetRequest.tokens(40), BudgetRequest.fraction(1.0)
+EVERYTHING = BudgetRequest.fraction(1.0)
 FIRST, SECOND = random_tokens(70, seed=1).tolist(), random_tokens(25, seed=2).tolist()
 
 
-class Worker:
-    """A model with a cache of its own, in which another row lives already."""
-
-    def __init__(self, model, policy="h2o", budget=FORTY, total=400, codec="none"):
-        probe(model)
-        self.step = ModelStep(model)
-        self.shape = model_shape(model)
-        name, _, preset = policy.partition(":")
-        self.grant = grant(budget, PolicyRequest(name, preset), self.shape, total, codec=codec)
-        heads = self.shape.layers * self.shape.kv_heads
-        own = None if codec == "none" else statistics(self.shape.head_dim, heads)
-        self.cache = ResidentCache(self.shape, torch.float32, torch.device("cpu"), statistics=own)
-        self.cache.add_row(self.grant)
-        self.evictions = []
-
-    @torch.inference_mode()
-    def turn(self, row: Row, ids: list[int], new: int) -> torch.Tensor:
-        """Read what a row has not seen of ``ids``, add ``new`` tokens to them greedily, and return all logits."""
-        seen = []
-        while (remaining := len(ids) - row.step) > 0:
-            size = row.next_chunk(remaining)
-            self._note(self.cache.prepare_prefill(row, size))
-            logits = self.step([row], [ids[row.step : row.step + size]])
-        for _ in range(new):
-            seen.append(logits[0])
-            ids.append(int(logits[0].argmax()))
-            if len(seen) < new:
-                self._note(self.cache.prepare_decode(row))
-                logits = self.step([row], [ids[-1:]])
-        return torch.stack(seen)
-
-    def _note(self, eviction) -> None:
-        if eviction:
-            self.evictions.append([keep.tolist() for keep in eviction.plan.keep])
-
-
-def moved(row: Row, ids: list[int], there: Worker) -> Row:
+def moved(row: Row, ids: list[int], there: Speaker) -> Row:
     """Save a row, as bytes, and restore it in another worker."""
     manifest, parts = suspended(row, ids[: row.step])
     assert takes(there.grant, row.grant, manifest, there.shape, 400)
@@ -83,7 +43,7 @@ def moved(row: Row, ids: list[int], there: Worker) -> Row:
     return arrived
 
 
-def both_ways(here: Worker, there: Worker, new: int = 30, expect_pending: bool | None = None):
+def both_ways(here: Speaker, there: Speaker, new: int = 30, expect_pending: bool | None = None):
     """Hold a conversation of two turns, once in one worker and once in two; both must be the same in every number."""
     row, ids = here.cache.add_row(here.grant), list(FIRST)
     here.turn(row, ids, new)
@@ -102,14 +62,14 @@ def both_ways(here: Worker, there: Worker, new: int = 30, expect_pending: bool |
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_row_goes_on_under_every_policy(policy):
-    here, there = (Worker(tiny_model("llama_grouped"), policy, BudgetRequest.tokens(160)) for _ in range(2))
+    here, there = (Speaker(tiny_model("llama_grouped"), policy, BudgetRequest.tokens(160)) for _ in range(2))
     row, _ = both_ways(here, there, new=120)
     assert row.epoch > 1
 
 
 @pytest.mark.parametrize("codec", FORMATS)
 def test_a_packed_row_goes_on_without_being_encoded_anew(codec):
-    here, there = (Worker(tiny_model("llama_grouped"), codec=codec) for _ in range(2))
+    here, there = (Speaker(tiny_model("llama_grouped"), codec=codec) for _ in range(2))
     row, arrived = both_ways(here, there)
     assert row.epoch > 1
     for one, other in zip(row.pool.layers, arrived.pool.layers, strict=True):
@@ -127,8 +87,8 @@ def test_a_full_row_goes_on_in_more_slots(name, prompt, new):
     Chunks are larger in more slots, and sums are then in another order.
     """
     model = sliding_model(name) if name == "gemma3" else tiny_model(name)
-    here = Worker(model, budget=EVERYTHING, total=200)
-    first, there = (Worker(model, budget=EVERYTHING, total=total) for total in (prompt + new, 200))
+    here = Speaker(model, budget=EVERYTHING, total=200)
+    first, there = (Speaker(model, budget=EVERYTHING, total=total) for total in (prompt + new, 200))
     row, ids = first.cache.add_row(first.grant), FIRST[:prompt]
     stayed, same = here.cache.add_row(here.grant), FIRST[:prompt]
     first.turn(row, ids, new)
@@ -143,7 +103,7 @@ def test_a_full_row_goes_on_in_more_slots(name, prompt, new):
 
 
 def test_a_snapshot_in_flight_is_forgotten_on_both_sides():
-    here, there = (Worker(tiny_model("llama_grouped"), "h2o") for _ in range(2))
+    here, there = (Speaker(tiny_model("llama_grouped"), "h2o") for _ in range(2))
     new, pending = 1, None
     while pending is None:
         new += 1
@@ -154,7 +114,7 @@ def test_a_snapshot_in_flight_is_forgotten_on_both_sides():
 
 
 def test_what_a_grant_takes():
-    worker = Worker(tiny_model("llama_grouped"))
+    worker = Speaker(tiny_model("llama_grouped"))
     row, ids = worker.cache.add_row(worker.grant), list(FIRST)
     worker.turn(row, ids, 20)
     manifest, _ = suspended(row, ids[: row.step])
@@ -169,7 +129,7 @@ def test_what_a_grant_takes():
 
 
 def test_nothing_is_written_unless_all_fits():
-    worker = Worker(tiny_model("llama_grouped"))
+    worker = Speaker(tiny_model("llama_grouped"))
     row, ids = worker.cache.add_row(worker.grant), list(FIRST)
     worker.turn(row, ids, 20)
     seen = ids[: row.step]
