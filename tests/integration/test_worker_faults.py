@@ -3,17 +3,15 @@
 import asyncio
 import random
 import signal
-import subprocess
-import sys
-from contextlib import contextmanager
 
 import grpc
 import pytest
 import torch
 from support.delay_proxy import DelayProxy
 from support.processes import ManagerProcess
-from support.tiny_worker import collect, metrics, request, tiny_folder, tiny_worker
+from support.tiny_worker import collect, metrics, request, tiny_worker
 from support.waiting import SECONDS, until
+from support.worker_process import worker_process
 
 from scissorhands.formats import FAMILIES, parse
 from scissorhands.layer_pool import LayerPool
@@ -41,24 +39,6 @@ def pace(monkeypatch) -> None:
         engine._work.release()
 
     monkeypatch.setattr(Engine, "_decode", slowly)
-
-
-@contextmanager
-def worker_process(log, *options: str):
-    """Start a worker as its operators do; yield it with its address once it is ready."""
-    command = [sys.executable, "-m", "scissorhands", "worker", "--model", str(tiny_folder())]
-    with log.open("wb") as errors:
-        process = subprocess.Popen(
-            [*command, "--port", "0", "--metrics-port", "0", *options], stdout=subprocess.PIPE, stderr=errors, text=True
-        )
-    try:
-        ready = process.stdout.readline()
-        assert ready.startswith("worker ready on "), log.read_text()
-        yield process, ready.split()[3].rstrip(",")
-    finally:
-        process.kill()
-        process.wait(SECONDS)
-        process.stdout.close()
 
 
 def worker_is_idle(worker) -> bool:
