@@ -1,4 +1,4 @@
-"""Which presses work while decoding, and whether they may be fed in blocks: found by short runs, and remembered."""
+"""Which presses and caches work while decoding, and which may be fed in blocks: found by short runs, and remembered."""
 
 import hashlib
 import json
@@ -48,7 +48,7 @@ class Checks:
             self._found[_key(peer)] = found
             self._write()
             told = f"cannot be measured: {found['error']}" if "error" in found else found["verdict"]
-            console.print(f"{peer.label}: {told}", highlight=False, markup=False, soft_wrap=True)
+            console.print(f"{peer.name}: {told}", highlight=False, markup=False, soft_wrap=True)
 
         if missing:
             program.check([peer.task() for peer in missing], take)

@@ -41,7 +41,7 @@ def versions() -> dict[str, str]:
     """Return the versions that decide the figures, by the pins."""
     lines = [KVPRESS, *REQUIREMENTS.read_text(encoding="utf-8").splitlines()]
     pins = dict(line.split("==") for line in lines if line and not line.startswith("#"))
-    return {name: pins[name] for name in ("kvpress", "torch", "transformers")}
+    return {name: pins[name] for name in ("kvpress", "torch", "transformers", "optimum-quanto")}
 
 
 def _call(*command: str) -> None:

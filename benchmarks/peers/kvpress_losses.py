@@ -1,11 +1,11 @@
-"""Measure kvpress: the losses of sequences while a press holds the cache. Runs in kvpress's own virtual environment.
+"""Measure kvpress and QuantizedCache: the losses of sequences while a press holds the cache, or it is packed, or both.
 
-``run.py`` starts it with ``check`` or ``measure`` and the path of a request, and reads one JSON object a line from its
-standard output. ``check`` finds out which presses work at all, and which of them can be fed in blocks; ``measure``
-writes the losses of one press.
+It runs in kvpress's own virtual environment. ``run.py`` starts it with ``check`` or ``measure`` and the path of a
+request, and reads one JSON object a line from its standard output. ``check`` finds out which presses and caches work at
+all, and which of them can be fed in blocks; ``measure`` writes the losses of one of them.
 
 Sequences are decoded as one batch, teacher-forced. kvpress takes the first forward pass for the prompt and does not
-compress after it, so the first token comes alone.
+compress after it, so the first token comes alone, unless a task says otherwise.
 """
 
 import dataclasses
@@ -13,13 +13,15 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from itertools import chain, cycle
 from pathlib import Path
 from typing import Any
 
 import kvpress
 import numpy as np
 import torch
-from transformers import AutoModelForCausalLM, DynamicCache
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+from transformers import AutoModelForCausalLM, DynamicCache, QuantizedCache
 from transformers.utils import logging as transformers_logging
 
 # Blocks of the full cache; the size changes nothing.
@@ -44,13 +46,15 @@ class Task:
     """A press and how it is applied; ``presses.py`` lists them.
 
     Args:
-        press: Class and arguments of the press; None keeps the full cache.
+        press: Class and arguments of the press; None evicts nothing.
         wrapper: Class that applies the press while decoding: DecodingPress or one derived from it.
         interval: Tokens between compressions.
         buffer: Hidden states that the wrapper keeps for the press.
         attention: transformers' name of the attention.
         slots: Most tokens that a layer may hold on average, at the moment before a compression.
-        feeding: Tokens a forward pass: 1, or the interval where that was checked to change no loss.
+        feeding: Tokens a forward pass: 1, or the interval where that was checked to change no loss; see :attr:`passes`.
+        cache: Arguments of ``QuantizedCache``; None stores tokens exactly.
+        prompt: Tokens of the first forward pass.
     """
 
     press: dict[str, Any] | None
@@ -60,6 +64,18 @@ class Task:
     attention: str
     slots: int = 0
     feeding: int = 1
+    cache: dict[str, Any] | None = None
+    prompt: int = 1
+
+    @property
+    def passes(self) -> list[int]:
+        """Sizes of the forward passes from one compression to the next."""
+        if not self.press and not self.cache:
+            return [FULL_BLOCK]
+        if self.feeding == 1:
+            return [1] * self.interval
+        # A quantized layer packs if it held one token less than its residual before the pass: the last comes alone.
+        return [self.interval - 1, 1] if self.cache else [self.interval]
 
 
 @dataclasses.dataclass
@@ -69,7 +85,9 @@ class Outcome:
     Args:
         first_eviction: Tokens seen at the first eviction; None if nothing was evicted.
         peak_slots: Tokens held by a layer before a compression, the mean of layers, the most over time.
-        cache_bytes: Of a sequence, keys and values at ``peak_slots``.
+        cache_bytes: Of a sequence, keys and values at ``peak_slots``; of a quantized cache, the most that its tensors
+            took between two passes.
+        packed_bytes: Of these, integers, which take the same in any number type.
         press_bytes: Of a sequence, the most that the press keeps between passes: hidden states, sums of attention.
         element_bytes: Of one number of the cache.
         in_order: Whether kept tokens stay in the order in which they came.
@@ -78,6 +96,7 @@ class Outcome:
     first_eviction: int | None = None
     peak_slots: float = 0.0
     cache_bytes: int = 0
+    packed_bytes: int = 0
     press_bytes: int = 0
     element_bytes: int = 0
     in_order: bool = True
@@ -157,8 +176,8 @@ def build(task: Task, target: int) -> Any:
     assert task.press is not None
     return getattr(kvpress, task.wrapper)(
         base_press=_build(task.press),
-        # kvpress counts forward passes: fed in blocks of the interval, it compresses after each.
-        compression_interval=task.interval // task.feeding,
+        # kvpress counts forward passes.
+        compression_interval=len(task.passes),
         target_size=target,
         hidden_states_buffer_size=task.buffer,
     )
@@ -173,7 +192,8 @@ def check(model: str, tokens: torch.Tensor, tasks: list[Task], tell: Tell) -> No
     models: dict[str, Any] = {}
     for task in tasks:
         try:
-            build(task, target=task.interval)
+            if task.press:
+                build(task, target=task.interval)
             if task.attention not in models:
                 models = {task.attention: load(model, "float64", task, num_hidden_layers=CHECK_LAYERS)}
             tell(_check(models[task.attention], tokens, task))
@@ -194,28 +214,37 @@ def measure(model: Any, tokens: torch.Tensor, task: Task, tell: Tell) -> tuple[t
         Losses ``[sequences, length - 1]`` in nats, and the rest.
 
     Raises:
-        RuntimeError: More tokens are held than the task allows, or the losses are not finite.
+        RuntimeError: More tokens are held than the task allows, or fewer, or the losses are not finite.
     """
     # Its types allow for caches of other kinds of layers.
-    cache: Any = DynamicCache(config=model.config)
+    cache: Any = QuantizedCache(config=model.config, **task.cache) if task.cache else DynamicCache(config=model.config)
     press = build(task, task.slots - task.interval) if task.press else None
     watch = Watch(press, buffered=task.buffer > 0) if press else None
     outcome = Outcome()
     parts = []
+    layers = cache.layers
     with press(model) if press else nullcontext():
-        for start, size in _blocks(tokens.shape[1] - 1, task.feeding if press else FULL_BLOCK):
-            before = sum(layer.keys.shape[2] for layer in cache.layers if layer.is_initialized)
+        for start, size in _blocks(tokens.shape[1] - 1, chain([task.prompt], cycle(task.passes))):
+            before = _held(layers)
             parts.append(_forward(model, cache, tokens, start, size))
             tell({"done": parts[-1].numel()})
-            layers = cache.layers
-            held = before + size * len(layers)
-            outcome.peak_slots = max(outcome.peak_slots, held / len(layers))
+            seen, peak, left = start + size, before + size, _held(layers)
+            outcome.peak_slots = max(outcome.peak_slots, peak)
             if press and outcome.peak_slots > task.slots:
                 raise RuntimeError(f"holds {outcome.peak_slots:g} tokens a layer, {task.slots} are allowed")
-            outcome.cache_bytes = max(outcome.cache_bytes, held * _slot_bytes(layers[0]))
+            if task.cache:
+                if press and left < min(seen, press.target_size):
+                    raise RuntimeError(
+                        f"holds {left:g} of {seen} tokens a layer, {press.target_size} were to stay: "
+                        "the press drops those that are not packed yet"
+                    )
+                sizes = _stored_bytes(layers, len(tokens))
+            else:
+                sizes = (round(peak * len(layers)) * _slot_bytes(layers[0]), 0)
+            outcome.cache_bytes, outcome.packed_bytes = max((outcome.cache_bytes, outcome.packed_bytes), sizes)
             outcome.element_bytes = layers[0].keys.element_size()
-            if outcome.first_eviction is None and any(layer.keys.shape[2] < start + size for layer in layers):
-                outcome.first_eviction = start + size
+            if outcome.first_eviction is None and any(layer.get_seq_length() < seen for layer in layers):
+                outcome.first_eviction = seen
     if watch:
         outcome.press_bytes, outcome.in_order = watch.held_bytes // len(tokens), watch.in_order
     return torch.cat(parts, dim=1), outcome
@@ -245,11 +274,11 @@ def _check(model: Any, tokens: torch.Tensor, task: Task) -> Message:
     return {"feeding": task.interval if difference <= EQUAL else 1, "verdict": verdict}
 
 
-def _blocks(total: int, size: int) -> Iterator[tuple[int, int]]:
-    """Yield the start and the size of each block; the first is one token."""
+def _blocks(total: int, sizes: Iterator[int]) -> Iterator[tuple[int, int]]:
+    """Yield the start and the size of each block; the last may be cut short."""
     start = 0
     while start < total:
-        taken = min(size if start else 1, total - start)
+        taken = min(next(sizes), total - start)
         yield start, taken
         start += taken
 
@@ -266,6 +295,30 @@ def _forward(model: Any, cache: Any, tokens: torch.Tensor, start: int, size: int
     if not losses.isfinite().all():
         raise RuntimeError(f"losses are not finite after {start} tokens")
     return losses.view(targets.shape)
+
+
+def _held(layers: list[Any]) -> float:
+    """Return how many tokens a layer holds, the mean of layers."""
+    tokens: int = sum(layer.get_seq_length() for layer in layers)
+    return tokens / len(layers)
+
+
+def _stored_bytes(layers: list[Any], sequences: int) -> tuple[int, int]:
+    """Return what quantized layers take in memory, by sequence: all bytes, and those of integers."""
+    kept = [plain for layer in layers for held in vars(layer).values() for plain in _plain(held)]
+    packed = [tensor for tensor in kept if not tensor.dtype.is_floating_point]
+    every, integers = (sum(tensor.untyped_storage().nbytes() for tensor in each) for each in (kept, packed))
+    return every // sequences, integers // sequences
+
+
+def _plain(held: Any) -> Iterator[torch.Tensor]:
+    """Yield the tensors that something consists of: a packed one has numbers, scales and shifts."""
+    if is_traceable_wrapper_subclass(held):
+        names, _ = held.__tensor_flatten__()
+        for name in names:
+            yield from _plain(getattr(held, name))
+    elif isinstance(held, torch.Tensor):
+        yield held
 
 
 def _slot_bytes(layer: Any) -> int:

@@ -1,7 +1,10 @@
-"""The presses of kvpress that are tried, as data: kvpress itself is not installed where this is read.
+"""The presses and caches that are tried, as data: neither kvpress nor its transformers is installed where this is read.
 
 ``DecodingPress`` compresses every ``interval`` tokens, and takes presses that score tokens (``ScorerPress``) or share a
 budget between heads (``AdaKVPress``). The others are here too, so that a run says why they are missing.
+
+transformers' ``QuantizedCache`` packs tokens and holds the newest of them, its residual, unpacked. It is tried
+alone and under a press.
 """
 
 from dataclasses import dataclass, field
@@ -12,6 +15,8 @@ INTERVAL = 16
 # For presses whose score is computed from the states of many past tokens, of which DecodingPress keeps only those since
 # the last compression.
 LONG_INTERVAL = 128
+# The default of QuantizedCache: tokens that wait unpacked, until all are packed anew.
+RESIDUAL = 128
 
 
 def press(kind: str, **arguments: Any) -> dict[str, Any]:
@@ -19,33 +24,61 @@ def press(kind: str, **arguments: Any) -> dict[str, Any]:
     return {"class": kind, "arguments": arguments}
 
 
-@dataclass(frozen=True)
-class Peer:
-    """A press and how it is applied.
+def quantized(bits: int, axis_key: int = 0, residual: int = RESIDUAL) -> dict[str, Any]:
+    """Return arguments of ``QuantizedCache``, which are its defaults but for those of this function.
 
     Args:
-        name: What it is called here; ``@N`` says that N tokens lie between compressions, where that is not 16.
-        press: See :func:`press`.
+        bits: 2 or 4.
+        axis_key: 0 gives 64 numbers in a row one scale: at head_dim 64, those of a key. -1 gives it to 64 tokens of a
+            channel; then tokens are packed in multiples of 64.
+        residual: Tokens that wait unpacked.
+    """
+    return {
+        "backend": "quanto",
+        "nbits": bits,
+        "axis_key": axis_key,
+        "axis_value": 0,
+        "q_group_size": 64,
+        "residual_length": residual,
+    }
+
+
+@dataclass(frozen=True)
+class Peer:
+    """A press and how it is applied, or a cache that no press holds.
+
+    Args:
+        name: What it is called here: the press, the codec, or both with ``+``; ``@N`` says that N tokens lie between
+            compressions, where that is not 16.
+        press: See :func:`press`; None evicts nothing.
         interval: Tokens between compressions; the budget has room for them, so a longer one keeps fewer.
         buffer: Hidden states that kvpress keeps for the press; 0 where the press reads at most those of the newest.
         wrapper: The class that applies it while decoding.
         attention: transformers' name of the attention; ``eager`` returns attention weights.
+        codec: What tokens are stored in, as results name it.
+        cache: See :func:`quantized`; None stores them exactly.
+        prompt: Tokens of the first forward pass.
     """
 
     name: str
-    press: dict[str, Any] = field(hash=False)
+    press: dict[str, Any] | None = field(hash=False)
     interval: int = INTERVAL
     buffer: int = 0
     wrapper: str = "DecodingPress"
     attention: str = "sdpa"
+    codec: str = "none"
+    cache: dict[str, Any] | None = field(default=None, hash=False)
+    prompt: int = 1
 
     @property
-    def label(self) -> str:
-        """The name in results."""
-        return f"kvpress:{self.name}"
+    def policy(self) -> str:
+        """The policy in results: the program and what evicts."""
+        return f"kvpress:{self.name.removesuffix(f'+{self.codec}')}" if self.press else "transformers:full"
 
     def task(self, slots: int = 0, feeding: int = 1) -> dict[str, Any]:
         """Return it as ``kvpress_losses.py`` takes it, for a budget in slots and so many tokens a forward pass."""
+        # Rows that no such cache concerns stay those of the same task.
+        stored = {"cache": self.cache, "prompt": self.prompt} if self.cache else {}
         return {
             "press": self.press,
             "wrapper": self.wrapper,
@@ -54,23 +87,26 @@ class Peer:
             "attention": self.attention,
             "slots": slots,
             "feeding": feeding,
+            **stored,
         }
 
 
 # The full cache, to compare kvpress's side to ours.
-FULL = {**Peer("full", {}).task(), "press": None}
+FULL = Peer("full", None).task()
 
 _KNORM = press("KnormPress")
 _EXPECTED = press("ExpectedAttentionPress")
 # For a press that weighs by the values itself.
 _EXPECTED_BARE = press("ExpectedAttentionPress", use_vnorm=False)
 _STREAMING = press("StreamingLLMPress")
+_TOVA = press("TOVAPress")
+_QUANTIZED4, _QUANTIZED2 = quantized(4), quantized(2)
 
 PEERS = (
     Peer("knorm", _KNORM),
     Peer("keydiff", press("KeyDiffPress")),
     Peer("streaming_llm", _STREAMING),
-    Peer("tova", press("TOVAPress")),
+    Peer("tova", _TOVA),
     Peer("lagkv", press("LagKVPress")),
     Peer("cur", press("CURPress")),
     Peer("random", press("RandomPress", seed=0)),
@@ -83,7 +119,7 @@ PEERS = (
     Peer("cap", press("CapPress"), buffer=INTERVAL),
     Peer("cap@128", press("CapPress"), interval=LONG_INTERVAL, buffer=LONG_INTERVAL),
     Peer("criticalkv", press("CriticalKVPress", press=_EXPECTED_BARE), buffer=INTERVAL),
-    Peer("cam", press("TOVAPress"), wrapper="CAMPress"),
+    Peer("cam", _TOVA, wrapper="CAMPress"),
     Peer("observed_attention", press("ObservedAttentionPress"), attention="eager"),
     Peer("adakv", press("AdaKVPress", press=_KNORM)),
     Peer("leverage", press("LeverageScorePress"), buffer=INTERVAL),
@@ -109,4 +145,19 @@ PEERS = (
     Peer("qfilter", press("QFilterPress")),
     Peer("kvzap", press("KVzapPress")),
     Peer("expected_attention_stats", press("ExpectedAttentionStatsPress")),
+    # For a cache alone, the interval only says when it packs.
+    Peer("quantized4", None, interval=RESIDUAL, codec="quantized4", cache=_QUANTIZED4),
+    Peer("quantized2", None, interval=RESIDUAL, codec="quantized2", cache=_QUANTIZED2),
+    # Keys by channel and values by token, as in KIVI (arXiv 2402.02750).
+    Peer(
+        "quantized4-channels", None, interval=RESIDUAL, codec="quantized4-channels", cache=quantized(4, -1), prompt=64
+    ),
+    Peer(
+        "quantized2-channels", None, interval=RESIDUAL, codec="quantized2-channels", cache=quantized(2, -1), prompt=64
+    ),
+    # DecodingPress reads packed tokens only and drops the residual: it loses nothing where that is empty each time.
+    Peer("tova+quantized4", _TOVA, codec="quantized4", cache=_QUANTIZED4),
+    Peer("tova@128+quantized4", _TOVA, interval=RESIDUAL, codec="quantized4", cache=_QUANTIZED4),
+    Peer("tova@128+quantized2", _TOVA, interval=RESIDUAL, codec="quantized2", cache=_QUANTIZED2),
+    Peer("tova+quantized4-r16", _TOVA, codec="quantized4-r16", cache=quantized(4, residual=INTERVAL)),
 )

@@ -106,7 +106,9 @@ async def _converse(command: list[str], log: Path, take: Callable[[Message], obj
         PeerError: It failed, fell silent, or printed something else.
     """
     # What the model needs has been fetched by our side; presses that would fetch more must fail at once.
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
+    # Programs of the other environment come first: quanto compiles its unpacking with its ninja.
+    search = os.pathsep.join([str(Path(command[0]).parent), os.environ.get("PATH", os.defpath)])
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "PATH": search}
     with log.open("wb") as errors:
         try:
             process = await asyncio.create_subprocess_exec(

@@ -1,10 +1,10 @@
-"""Measure kvpress on the same model, sequences and bytes as ``scissorhands eval perplexity``, into the same format.
+"""Measure kvpress and QuantizedCache on the same work as ``scissorhands eval perplexity``, into the same format.
 
     python -m benchmarks.peers.run --model M --text FILE --budget 0.2 --json peers.json
     scissorhands eval report quality.json peers.json
 
-The full cache comes first, on both sides: their losses must agree. Then every press is tried on a short run, and those
-that work are measured. What is done is kept, so that a run can be stopped and continued.
+The full cache comes first, on both sides: their losses must agree. Then every press and cache is tried on a short run,
+and those that work are measured. What is done is kept, so that a run can be stopped and continued.
 """
 
 import json
@@ -25,9 +25,9 @@ from benchmarks.peers.checks import Checks
 from benchmarks.peers.presses import FULL, PEERS, Peer
 from benchmarks.peers.program import PROGRAM, PeerError, Program
 from scissorhands.budget import HALF_BYTES, ModelShape
+from scissorhands.commands import click_errors, writable
 from scissorhands.evaluation import statistics
 from scissorhands.evaluation.cells import Advance, Cell, Runner
-from scissorhands.evaluation.commands.options import click_errors, writable
 from scissorhands.evaluation.losses import full_fields, full_losses, loss_fields
 from scissorhands.evaluation.perplexity import measure
 from scissorhands.evaluation.request import Choice, Request
@@ -46,14 +46,19 @@ COMPRESSION_BASIS = (
     "a full cache of 16-bit keys and values, over keys and values just before a compression and what the press keeps "
     "between passes, all in 16 bits; kvpress stores no positions"
 )
+PACKED_BASIS = (
+    "a full cache of 16-bit keys and values, over the most that the tensors of the cache take between passes (packed "
+    "numbers as they are, scales, shifts and unpacked tokens in 16 bits) and what the press keeps; the unpacked copy "
+    "of a layer during a pass is not counted; no positions are stored"
+)
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A press at a budget.
+    """A press or cache at a budget.
 
     Args:
-        peer: The press.
+        peer: The press or cache.
         budget: Share of a sequence's length.
         slots: The same in tokens, and
         raised: whether it was raised to our smallest budget: as for our own policies.
@@ -71,7 +76,7 @@ class Plan:
     @property
     def key(self) -> Row:
         """What names the cell in results."""
-        return {"policy": self.peer.label, "codec": "none", "budget": self.budget}
+        return {"policy": self.peer.policy, "codec": self.peer.codec, "budget": self.budget}
 
     @property
     def task(self) -> Row:
@@ -94,9 +99,11 @@ class Plan:
     "names",
     multiple=True,
     type=click.Choice([peer.name for peer in PEERS]),
-    help="Repeatable.  [default: all]",
+    help="A press, a cache or both, as presses.py names them; repeatable.  [default: all]",
 )
-@click.option("--budget", "budgets", multiple=True, type=float, default=[0.2], show_default=True, help="Repeatable.")
+@click.option(
+    "--budget", "budgets", multiple=True, type=float, default=[0.2], show_default=True, help="Of presses; repeatable."
+)
 @click.option("--sequences", type=click.IntRange(min=1), help=f"Over all texts.  [default: {NORMAL[0]}]")
 @click.option("--length", type=click.IntRange(min=8), help=f"Tokens of each sequence.  [default: {NORMAL[1]}]")
 @click.option("--quick", is_flag=True, help=f"{QUICK[0]} sequences of {QUICK[1]}, unless given: a first look.")
@@ -118,7 +125,7 @@ def main(
     quick: bool,
     out: Path,
 ) -> None:
-    """Measure what kvpress's presses cost, in the format of `scissorhands eval perplexity`."""
+    """Measure what kvpress and QuantizedCache cost, in the format of `scissorhands eval perplexity`."""
     default_sequences, default_length = QUICK if quick else NORMAL
     with click_errors():
         request = Request(
@@ -156,16 +163,14 @@ def run(request: Request, peers: Sequence[Peer], budgets: Sequence[float], conso
         runner.measure_full("full cache, both sides", 2 * work, lambda advance: _full(setup, tokens, program, advance))
         checks = Checks(environment.VENV / "checks.json", results.settings["weights_sha256"])
         unfit = checks.run(peers, program, console)
+        fit = [peer for peer in peers if peer.name not in unfit]
+        alone = [(1.0, peer) for peer in fit if not peer.press]
         # One budget after the other, so that a stopped run has compared all presses at the first.
-        plans = [
-            Plan(peer, budget, *_slots(setup, budget), *checks.feeding(peer))
-            for budget in budgets
-            for peer in peers
-            if peer.name not in unfit
-        ]
-        for plan in plans:
+        pressed = [(budget, peer) for budget in budgets for peer in fit if peer.press]
+        for budget, peer in (*alone, *pressed):
+            plan = Plan(peer, budget, *_slots(setup, budget), *checks.feeding(peer))
             cell = Cell(
-                label=f"{plan.peer.label} {plan.budget:g}",
+                label=f"{peer.name} {budget:g}",
                 key=plan.key,
                 grant=grant_of(plan),
                 work=work,
@@ -174,7 +179,7 @@ def run(request: Request, peers: Sequence[Peer], budgets: Sequence[float], conso
             try:
                 runner.measure([cell], lambda row: f"{row['increase_percent']:+.2f} %")
             except PeerError as error:
-                unfit[f"{plan.peer.name} {plan.budget:g}"] = str(error)
+                unfit[cell.label] = str(error)
                 console.print(f"{cell.label} fails: {error}", highlight=False, markup=False, soft_wrap=True)
         results.environment["peers"]["cannot_be_measured"] = unfit
         results.write(request.out)
@@ -182,8 +187,12 @@ def run(request: Request, peers: Sequence[Peer], budgets: Sequence[float], conso
 
 
 def grant_of(plan: Plan) -> str:
-    """Return all that decides what a press keeps: a row of another grant is measured again."""
-    return json.dumps({**environment.versions(), **plan.task}, sort_keys=True)
+    """Return all that decides what is kept, and how: a row of another grant is measured again."""
+    versions = environment.versions()
+    if not plan.peer.cache:
+        # It packs, and does nothing else.
+        del versions["optimum-quanto"]
+    return json.dumps({**versions, **plan.task}, sort_keys=True)
 
 
 def row_fields(plan: Plan, outcome: Row, losses: Losses, full: Losses, shape: ModelShape, dtype: torch.dtype) -> Row:
@@ -197,14 +206,15 @@ def row_fields(plan: Plan, outcome: Row, losses: Losses, full: Losses, shape: Mo
         shape: The model's sizes.
         dtype: The type of weights and cache.
     """
-    kept = outcome["cache_bytes"] + outcome["press_bytes"]
-    sizes = Sizes(kept, kept * HALF_BYTES // outcome["element_bytes"])
+    kept, packed = outcome["cache_bytes"] + outcome["press_bytes"], outcome["packed_bytes"]
+    sizes = Sizes(kept, (kept - packed) * HALF_BYTES // outcome["element_bytes"] + packed)
+    program = plan.peer.policy.partition(":")[0]
     return {
-        "source": f"kvpress {environment.versions()['kvpress']}",
+        "source": f"{program} {environment.versions()[program]}",
         "slots": plan.slots,
         "raised": plan.raised,
         **sizes.fields(shape, losses.shape[1] + 1, dtype),
-        "compression_basis": COMPRESSION_BASIS,
+        "compression_basis": PACKED_BASIS if plan.peer.cache else COMPRESSION_BASIS,
         **loss_fields(losses, outcome["first_eviction"], full),
         "press": plan.task,
         "peak_slots": outcome["peak_slots"],
