@@ -88,8 +88,9 @@ class PackedAttended:
 
     def _tiles(self, data: torch.Tensor, codec: RowCodec) -> Iterator[tuple[slice, Unpacked]]:
         rows, heads, extent, _ = data.shape
-        size = max(1, TILE // (rows * heads * self.head_dim))
-        for start in range(0, extent, size):
-            place = slice(start, min(start + size, extent))
+        # Tiles of about equal size: each costs some calls, however small it is.
+        count = -(-rows * heads * extent * self.head_dim // TILE)
+        for index in range(count):
+            place = slice(extent * index // count, extent * (index + 1) // count)
             numbers, scale = codec.unpack(data[:, :, place], self.head_dim, self.dtype)
             yield place, Unpacked(numbers.float(), scale)

@@ -11,8 +11,9 @@ tell how the widths compare.
 
 import torch
 
+from scissorhands.codec.packing import Group
 from scissorhands.codec.rotation import rotation
-from scissorhands.codec.scaled import CUBIC, Group, Scaled
+from scissorhands.codec.scaled import CUBIC, Scaled
 
 # Pairs that get bits together.
 UNIT = 4

@@ -33,8 +33,9 @@ class ByHead(RowCodec):
         """Unpack head by head."""
         parts = [codec.unpack(own, head_dim, dtype) for codec, own in self._each(data)]
         scales = [part.scale for part in parts if part.scale is not None]
-        numbers = self._stacked([part.numbers for part in parts])
-        return Unpacked(numbers, torch.stack(scales, dim=-2) if scales else None)
+        # Transposed as they come, so that they are copied in runs.
+        numbers = self._stacked([part.numbers.mT for part in parts])
+        return Unpacked(numbers.mT, torch.stack(scales, dim=-2) if scales else None)
 
     def project(self, queries: torch.Tensor) -> torch.Tensor:
         """Project each head's queries."""

@@ -5,11 +5,13 @@ import math
 import torch
 
 from scissorhands.codec.base import RowCodec, Unpacked
-from scissorhands.codec.packing import pack, packed_bytes, unpack
+from scissorhands.codec.packing import packed_bytes, packing_of
 from scissorhands.formats import GROUP, RANGE_BYTES
 
 # Minima and steps are stored in 16 bits.
 LARGEST = torch.finfo(torch.float16).max
+# Bits of a level that takes a whole byte.
+_WHOLE = 8
 
 
 class Grouped(RowCodec):
@@ -38,14 +40,29 @@ class Grouped(RowCodec):
         head_dim = vectors.shape[-1]
         group = _group(head_dim)
         low, step, levels = quantize(vectors.reshape(*vectors.shape[:-1], head_dim // group, group), self.bits)
-        return torch.cat([low, step, pack(levels.flatten(-2), self.bits)], dim=-1)
+        return torch.cat([low, step, packing_of(head_dim, self.bits).pack(levels.flatten(-2))], dim=-1)
 
     def unpack(self, data: torch.Tensor, head_dim: int, dtype: torch.dtype) -> Unpacked:
         """Return minimum plus step times level."""
         group = _group(head_dim)
         groups = head_dim // group
-        levels = unpack(data[..., RANGE_BYTES * groups :], self.bits).reshape(*data.shape[:-1], groups, group)
-        return Unpacked(dequantize(data[..., : RANGE_BYTES * groups], levels, dtype).flatten(-2), None)
+        start = RANGE_BYTES * groups
+        if self.bits == _WHOLE:
+            # Bytes are levels as they are.
+            levels = data[..., start:].reshape(*data.shape[:-1], groups, group)
+            return Unpacked(dequantize(data[..., :start], levels, dtype).flatten(-2), None)
+        packing = packing_of(head_dim, self.bits, start)
+        words = packing.words(data)
+        low, step = packing.numbers(words, 0, 2 * groups, torch.float16).unsqueeze(-2).chunk(2, dim=-3)
+        half = step / 2
+        twice = packing.unpack(words).view(*data.shape[:-2], groups, group, data.shape[-2])
+        numbers = torch.addcmul(low + half * (2**self.bits - 1), twice, half)
+        return Unpacked(numbers.flatten(-3, -2).mT, None)
+
+    def decode(self, data: torch.Tensor, count: int, head_dim: int, dtype: torch.dtype) -> torch.Tensor:
+        """Decode row after row."""
+        # A minimum and all rounded steps can exceed float16 by a hair where the input did not.
+        return super().decode(data, count, head_dim, dtype).clamp_(-LARGEST, LARGEST)
 
 
 def quantize(groups: torch.Tensor, bits: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -56,7 +73,8 @@ def quantize(groups: torch.Tensor, bits: int) -> tuple[torch.Tensor, torch.Tenso
         bits: Bits of a level.
 
     Returns:
-        The bytes of the minima and of the steps, each ``[..., 2 * groups]`` uint8, and the levels, as ``groups``.
+        The bytes of the minima and of the steps, each ``[..., 2 * groups]`` uint8, and the levels, whole numbers shaped
+        as ``groups``.
     """
     top = 2**bits - 1
     groups = groups.float().clamp(-LARGEST, LARGEST)
@@ -65,7 +83,7 @@ def quantize(groups: torch.Tensor, bits: int) -> tuple[torch.Tensor, torch.Tenso
     spread = groups.amax(dim=-1) - low.float()
     step = (spread / top).clamp(0, LARGEST).half()
     divisor = torch.where(step > 0, step.float(), torch.ones_like(spread)).unsqueeze(-1)
-    levels = ((groups - low.float().unsqueeze(-1)) / divisor).round().clamp(0, top).to(torch.uint8)
+    levels = ((groups - low.float().unsqueeze(-1)) / divisor).round_().clamp_(0, top)
     return low.view(torch.uint8), step.view(torch.uint8), levels
 
 

@@ -1,7 +1,8 @@
 """4 bits after a rotation, as QuaRot stores its cache (Ashkboos et al., NeurIPS 2024, arXiv 2404.00456, section 4)."""
 
+from scissorhands.codec.packing import Group
 from scissorhands.codec.rotation import rotation
-from scissorhands.codec.scaled import EVEN, Group, Scaled
+from scissorhands.codec.scaled import EVEN, Scaled
 
 
 def int4_hadamard(head_dim: int) -> Scaled:

@@ -4,7 +4,7 @@ import torch
 
 from scissorhands.codec.base import VectorCodec, require_finite
 from scissorhands.codec.grouped import dequantize, quantize
-from scissorhands.codec.packing import pack, packed_bytes, unpack
+from scissorhands.codec.packing import packed_bytes, packing_of
 from scissorhands.formats import BLOCK, RANGE_BYTES
 
 
@@ -56,11 +56,12 @@ class ByChannel(VectorCodec):
     def _encode(self, block: torch.Tensor) -> torch.Tensor:
         """Encode ``[..., n, head_dim]`` as one block of n vectors."""
         low, step, levels = quantize(block.transpose(-1, -2), self.bits)
-        rows = pack(levels.transpose(-1, -2), self.bits)
+        rows = packing_of(block.shape[-1], self.bits).pack(levels.mT)
         return torch.cat([low, step, rows.flatten(-2)], dim=-1)
 
     def _decode(self, data: torch.Tensor, count: int, head_dim: int, dtype: torch.dtype) -> torch.Tensor:
         start = RANGE_BYTES * head_dim
         rows = data[..., start:].reshape(*data.shape[:-1], count, packed_bytes(head_dim, self.bits))
-        levels = unpack(rows, self.bits).transpose(-1, -2)
+        packing = packing_of(head_dim, self.bits)
+        levels = (packing.unpack(packing.words(rows)) + (2**self.bits - 1)) / 2
         return dequantize(data[..., :start], levels, dtype).transpose(-1, -2).to(dtype)

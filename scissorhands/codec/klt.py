@@ -17,8 +17,9 @@ from functools import lru_cache
 
 import torch
 
+from scissorhands.codec.packing import Group
 from scissorhands.codec.rotation import rotation
-from scissorhands.codec.scaled import CUBIC, Group, Scaled
+from scissorhands.codec.scaled import CUBIC, Scaled
 from scissorhands.formats import transform_unit
 
 WIDTHS = (8, 6, 4, 2)

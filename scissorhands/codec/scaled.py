@@ -1,29 +1,25 @@
 """Vectors in another basis, their elements in few levels of one scale a vector."""
 
+import math
 from collections.abc import Sequence
 from copy import copy
+from functools import lru_cache
+from itertools import accumulate
 from typing import NamedTuple
 
 import torch
 
 from scissorhands.codec.base import RowCodec, Unpacked
-from scissorhands.codec.packing import pack, packed_bytes, unpack
+from scissorhands.codec.packing import Group, Packing
 from scissorhands.formats import SCALE_BYTES
 
-# What the scale of a vector is tried at, over the root of its mean square: elements of a short vector are not normal.
-_TRIALS = (0.8, 0.9, 1.0, 1.1, 1.22, 1.36, 1.55)
+# What the scale of a vector is tried at, over the smallest that clips nothing.
+_TRIALS = (1.1, 1.04, 1.0, 0.95, 0.9, 0.84, 0.76, 0.67, 0.57, 0.47, 0.37, 0.27)
 _SMALLEST = torch.finfo(torch.bfloat16).tiny
 # Above it squares could leave float32.
 _LARGEST = 1e12
 # Dimensions of a tensor that differs by head.
 _BY_HEAD = 3
-
-
-class Group(NamedTuple):
-    """Adjacent elements of the codec's basis that have equally many bits."""
-
-    size: int
-    bits: int
 
 
 class Curve(NamedTuple):
@@ -56,13 +52,45 @@ CUBIC = {
 }
 
 
+class _Tensors(NamedTuple):
+    """What a codec computes with; if nothing else is said ``[stored]`` float32, by element of the basis.
+
+    Args:
+        analysis: ``[(heads), head_dim, stored]``, brings vectors into the basis, in units of steps, and
+        synthesis: ``[(heads), head_dim, stored]``, doubled levels back.
+        reach: One over the largest number.
+        trials: ``[trials]``, what scales are tried.
+        finesse: Cells of the tables in a step.
+        middles: The cell of zero.
+        first: int64, the lowest cell, and
+        last: int64, the highest.
+        numbers: ``[cells]``, the number that is nearest to each, and
+        levels: ``[cells]``, its level.
+        weights: ``[(heads), 1, stored]``, the roots of what squared errors count.
+        bends: ``[stored, 1]``, how the numbers of doubled levels bend.
+    """
+
+    analysis: torch.Tensor
+    synthesis: torch.Tensor
+    reach: torch.Tensor
+    trials: torch.Tensor
+    finesse: torch.Tensor
+    middles: torch.Tensor
+    first: torch.Tensor
+    last: torch.Tensor
+    numbers: torch.Tensor
+    levels: torch.Tensor
+    weights: torch.Tensor
+    bends: torch.Tensor
+
+
 class Scaled(RowCodec):
     """Stores a vector as one scale (bfloat16) and the packed levels of its elements in another basis.
 
-    The scale is the one of eight with the least squared error, one of them the smallest that clips nothing. So the
+    The scale is the one of twelve with the least squared error, one of them the smallest that clips nothing. So the
     squared error in the codec's basis is at most that of the last, where no element is off by more than half of the
-    widest distance of two levels; the scale's rounding adds 2^-8 of the element. Magnitudes above 1e12 saturate, and
-    below 1e-18 an element may be lost.
+    widest distance of two levels, or 1 % more where it lies between two; the scale's rounding adds 2^-8 of the element.
+    Magnitudes above 1e12 saturate, and below 1e-18 an element may be lost.
 
     Args:
         groups: The groups of elements, in order. Elements of the basis beyond them are not stored.
@@ -81,104 +109,107 @@ class Scaled(RowCodec):
         curves: dict[int, Curve],
         weights: torch.Tensor | None = None,
     ) -> None:
-        self.groups = tuple(groups)
+        self._packing = Packing(groups, SCALE_BYTES)
         bits = [group.bits for group in groups for _ in range(group.size)]
         stored = len(bits)
         steps = torch.tensor([curves[own].step for own in bits], dtype=torch.float64)
-        centers = torch.tensor([(2**own - 1) / 2 for own in bits])
-        bends = torch.tensor([curves[own].bend for own in bits])
+        bends = torch.tensor([curves[own].bend for own in bits], dtype=torch.float64)
+        tops = torch.tensor([(2**own - 1) / 2 for own in bits], dtype=torch.float64)
         own = torch.ones(stored) if weights is None else weights[..., None, :stored]
         # Products with them must stay within float32; what they are relative to makes no difference.
         own = own / own.amax(dim=-1, keepdim=True).clamp_min(torch.finfo(own.dtype).tiny)
         self._even = not bends.any()
+        tables = {width: _table(width, curves[width]) for width in sorted(set(bits))}
+        ends = dict(zip(tables, accumulate(len(numbers) for numbers, _ in tables.values()), strict=True))
+        sizes = torch.tensor([len(tables[width][0]) for width in bits])
+        last = torch.tensor([ends[width] for width in bits]) - 1
         # In units of steps, so that unpacking has less to multiply.
-        self._tensors: tuple[torch.Tensor, ...] = (
-            (analysis[..., :stored, :].double() / steps.unsqueeze(-1)).float(),
-            (synthesis[..., :stored].double() * steps).float(),
-            centers,
-            bends,
-            steps.float(),
-            (own.double() * steps.square()).float(),
+        self._tensors = _Tensors(
+            analysis=(analysis[..., :stored, :].double() / steps.unsqueeze(-1)).mT.float().contiguous(),
+            synthesis=(synthesis[..., :stored].double() * steps / 2).float(),
+            reach=(1 / _bent(tops, bends)).float(),
+            trials=torch.tensor(_TRIALS),
+            finesse=torch.tensor([float(_finesse(width)) for width in bits]),
+            middles=(last + 1 - sizes // 2).float(),
+            first=last + 1 - sizes,
+            last=last,
+            numbers=torch.cat([numbers for numbers, _ in tables.values()]),
+            levels=torch.cat([levels for _, levels in tables.values()]),
+            weights=(own.double().sqrt() * steps).float(),
+            bends=bends.float().unsqueeze(-1) / 4,
         )
-        self._bounds = [_bounds(group.bits, curves[group.bits]) for group in groups]
-        self._at: dict[torch.device, tuple[torch.Tensor, ...]] = {}
+        self._at: dict[torch.device, _Tensors] = {}
 
     def of_head(self, head: int) -> "Scaled":
         """Return what encodes one KV head."""
         found = copy(self)
-        found._tensors = tuple(tensor[head] if tensor.dim() == _BY_HEAD else tensor for tensor in self._tensors)  # noqa: SLF001 - its own
+        own = (tensor[head] if tensor.dim() == _BY_HEAD else tensor for tensor in self._tensors)
+        found._tensors = _Tensors(*own)  # noqa: SLF001 - its own
         found._at = {}  # noqa: SLF001 - the same
         return found
 
     def row_bytes(self, head_dim: int, dtype: torch.dtype) -> int:
         """Return the levels' bytes and those of the scale."""
         del head_dim, dtype
-        return SCALE_BYTES + sum(packed_bytes(size, bits) for size, bits in self.groups)
+        return self._packing.row_bytes
 
     def encode_rows(self, vectors: torch.Tensor) -> torch.Tensor:
         """Bring ``[..., kv_heads, n, head_dim]`` into the basis and quantize with the best scale."""
-        analysis, _, centers, bends, steps, weights = self._on(vectors.device)
-        elements = torch.matmul(vectors.float().clamp(-_LARGEST, _LARGEST), analysis.transpose(-1, -2)).unsqueeze(-2)
-        mean = (elements * steps).square().mean(dim=-1).sqrt()
-        widest = (elements.abs() / _bent(centers, bends)).amax(dim=-1)
-        trials = torch.cat([mean * trial for trial in _TRIALS] + [widest], dim=-1).clamp_min(_SMALLEST)
-        trials = trials.bfloat16().float().unsqueeze(-1)
-        levels = self._levels(elements / trials)
-        errors = (_bent(levels - centers, bends) * trials - elements).square_()
-        best = torch.matmul(errors, weights.unsqueeze(-1)).argmin(dim=-2, keepdim=True)
-        chosen = levels.gather(-2, best.expand(*best.shape[:-1], levels.shape[-1])).squeeze(-2).to(torch.uint8)
-        scale = trials.gather(-2, best).squeeze(-2).bfloat16().view(torch.uint8)
-        packed = [pack(part, group.bits) for part, group in zip(self._split(chosen), self.groups, strict=True)]
-        return torch.cat([scale, *packed], dim=-1)
+        own = self._on(vectors.device)
+        elements = torch.matmul(vectors.float().clamp(-_LARGEST, _LARGEST), own.analysis)
+        widest = (elements * own.reach).abs_().amax(dim=-1, keepdim=True)
+        scales = (widest * own.trials).clamp_min_(_SMALLEST).bfloat16()
+        trials = scales.float().unsqueeze(-1)
+        cells = ((elements * own.finesse).unsqueeze(-2) / trials).add_(own.middles).long().clamp_(own.first, own.last)
+        errors = torch.addcmul(elements.unsqueeze(-2), own.numbers.take(cells), trials, value=-1)
+        norms = torch.linalg.vector_norm(errors.mul_(own.weights.unsqueeze(-2)), dim=-1)
+        best = norms.argmin(dim=-1, keepdim=True)
+        chosen = cells.gather(-2, best.unsqueeze(-1).expand(*best.shape, cells.shape[-1])).squeeze(-2)
+        scale = scales.gather(-1, best).view(torch.uint8)
+        return torch.cat([scale, self._packing.pack(own.levels.take(chosen))], dim=-1)
 
     def unpack(self, data: torch.Tensor, head_dim: int, dtype: torch.dtype) -> Unpacked:
         """Return the levels' numbers, without those elements that are not stored."""
         del head_dim, dtype
-        # contiguous() would not copy a single row, whose start may be odd.
-        scale = data[..., :SCALE_BYTES].clone(memory_format=torch.contiguous_format).view(torch.bfloat16)
-        parts, start = [], SCALE_BYTES
-        for size, bits in self.groups:
-            end = start + packed_bytes(size, bits)
-            parts.append(unpack(data[..., start:end], bits))
-            start = end
-        levels = parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
-        _, _, centers, bends, *_ = self._on(data.device)
-        centered = levels.float().sub_(centers)
-        return Unpacked(centered if self._even else _bent(centered, bends), scale.squeeze(-1).float())
+        words = self._packing.words(data)
+        scale = self._packing.numbers(words, 0, 1, torch.bfloat16).squeeze(-2)
+        # Levels come doubled, so numbers do.
+        twice = self._packing.unpack(words)
+        if not self._even:
+            twice.addcmul_(twice.pow(3), self._on(data.device).bends)
+        return Unpacked(twice.mT, scale)
 
     def project(self, queries: torch.Tensor) -> torch.Tensor:
         """Multiply by the transposed synthesis."""
-        return torch.matmul(queries.float(), self._on(queries.device)[1])
+        return torch.matmul(queries.float(), self._on(queries.device).synthesis)
 
     def restore(self, vectors: torch.Tensor) -> torch.Tensor:
         """Multiply by the synthesis."""
-        return torch.matmul(vectors, self._on(vectors.device)[1].transpose(-1, -2))
+        return torch.matmul(vectors, self._on(vectors.device).synthesis.mT)
 
-    def _levels(self, elements: torch.Tensor) -> torch.Tensor:
-        """Return the nearest levels of elements in units of steps, as floats."""
-        found = [
-            torch.bucketize(part.contiguous(), bounds.to(part.device))
-            for part, bounds in zip(self._split(elements), self._bounds, strict=True)
-        ]
-        return torch.cat(found, dim=-1).float()
-
-    def _split(self, elements: torch.Tensor) -> list[torch.Tensor]:
-        return list(torch.split(elements, [group.size for group in self.groups], dim=-1))
-
-    def _on(self, device: torch.device) -> tuple[torch.Tensor, ...]:
-        """Return analysis, synthesis, centers, bends, steps and weights on a device."""
+    def _on(self, device: torch.device) -> _Tensors:
+        """Return the tensors on a device."""
         if device not in self._at:
-            self._at[device] = tuple(tensor.to(device) for tensor in self._tensors)
+            self._at[device] = _Tensors(*(tensor.to(device) for tensor in self._tensors))
         return self._at[device]
 
 
-def _bent(centered: torch.Tensor, bends: torch.Tensor) -> torch.Tensor:
+def _bent(centered: torch.Tensor, bends: torch.Tensor | float) -> torch.Tensor:
     """Return what centered levels stand for, in units of steps."""
-    factors = centered.square().mul_(bends).add_(1.0)
-    return factors.mul_(centered)
+    return centered * (1 + bends * centered.square())
 
 
-def _bounds(bits: int, curve: Curve) -> torch.Tensor:
-    """Return what lies halfway between adjacent levels, in units of steps."""
-    numbers = _bent(torch.arange(2**bits) - (2**bits - 1) / 2, torch.tensor(curve.bend))
-    return (numbers[1:] + numbers[:-1]) / 2
+def _finesse(bits: int) -> int:
+    """Return the cells of a step of a table: where one lies between two levels, 1 % of their distance is at stake."""
+    return max(32, 1 << 11 - bits)
+
+
+@lru_cache
+def _table(bits: int, curve: Curve) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return, for cells up to the largest numbers on both sides, the nearest number in units of steps and its level."""
+    numbers = _bent(torch.arange(2**bits, dtype=torch.float64) - (2**bits - 1) / 2, curve.bend)
+    finesse = _finesse(bits)
+    half = math.ceil(float(numbers[-1]) * finesse)
+    centers = (torch.arange(-half, half, dtype=torch.float64) + 0.5) / finesse
+    levels = torch.bucketize(centers, (numbers[1:] + numbers[:-1]) / 2)
+    return numbers[levels].float(), levels.float()

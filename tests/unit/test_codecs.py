@@ -9,7 +9,7 @@ from scissorhands.codec import RowCodec
 from scissorhands.codec.grouped import Grouped
 from scissorhands.codec.kivi import ByChannel
 from scissorhands.codec.none import Exact
-from scissorhands.codec.packing import pack
+from scissorhands.codec.packing import packing_of
 
 
 def decode_rows(codec: RowCodec, data: torch.Tensor, head_dim: int, dtype: torch.dtype) -> torch.Tensor:
@@ -44,11 +44,11 @@ def test_keys_by_channel_by_hand():
 
 
 def test_levels_are_packed_plane_by_plane():
-    levels = torch.tensor([0, 1, 2, 3, 4, 5, 6, 7], dtype=torch.uint8)
+    levels = torch.tensor([0, 1, 2, 3, 4, 5, 6, 7]).float()
     # The upper two bits are 0, 0, 1, 1, 2, 2, 3, 3: two bytes of four planes. The lowest: one byte of eight.
-    assert pack(levels, 3).tolist() == [0b11_10_01_00, 0b11_10_01_00, 0b10101010]
-    assert pack(levels, 4).tolist() == [0x40, 0x51, 0x62, 0x73]
-    assert pack(levels, 1).tolist() == [0b10101010]
+    assert packing_of(8, 3).pack(levels).tolist() == [0b11_10_01_00, 0b11_10_01_00, 0b10101010]
+    assert packing_of(8, 4).pack(levels).tolist() == [0x40, 0x51, 0x62, 0x73]
+    assert packing_of(8, 1).pack(levels % 2).tolist() == [0b10101010]
 
 
 def test_rows_do_not_depend_on_each_other_or_on_strides():

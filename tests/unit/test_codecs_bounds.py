@@ -10,7 +10,7 @@ from support.codec_data import DTYPES, HEADS, KINDS, ROTATED, SIZES, basis_of, c
 from scissorhands.codec.block_gtq import allocate
 from scissorhands.codec.grouped import Grouped
 from scissorhands.codec.kivi import ByChannel
-from scissorhands.codec.packing import pack, packed_bytes, unpack
+from scissorhands.codec.packing import Group, Packing
 from scissorhands.formats import BLOCK
 
 # Half the distance between neighbors of a type, relatively.
@@ -123,14 +123,20 @@ def test_bits_go_one_by_one_to_the_pairs_of_most_energy():
     assert allocate(torch.tensor([1e30] * 4 + [1.0] * 12), 4) == [(8, 8), (16, 3), (8, 2)]
 
 
+groups = st.lists(st.builds(Group, st.integers(1, 5).map(lambda units: 8 * units), st.integers(1, 8)), min_size=1)
+
+
 @settings(max_examples=60, deadline=None, derandomize=True)
-@given(st.integers(1, 8), st.integers(1, 12).map(lambda units: 8 * units), st.integers(0, 3), seeds)
-def test_packed_levels_unpack_to_themselves(bits, elements, rows, seed):
+@given(groups, st.integers(0, 5), st.integers(0, 3), seeds)
+def test_packed_levels_unpack_to_themselves(layout, start, rows, seed):
     generator = torch.Generator().manual_seed(seed)
-    levels = torch.randint(0, 2**bits, (rows, elements), generator=generator, dtype=torch.uint8)
-    data = pack(levels, bits)
-    assert data.shape == (rows, packed_bytes(elements, bits))
-    assert torch.equal(unpack(data, bits), levels)
+    packing = Packing(layout, start)
+    tops = torch.tensor([2**bits - 1 for size, bits in layout for _ in range(size)])
+    levels = (torch.rand(rows, len(tops), generator=generator) * (tops + 1)).floor()
+    data = packing.pack(levels)
+    assert data.shape == (rows, sum(size * bits // 8 for size, bits in layout))
+    stored = torch.cat([torch.full((rows, start), 255, dtype=torch.uint8), data], dim=-1)
+    assert torch.equal(packing.unpack(packing.words(stored)).mT, 2 * levels - tops)
 
 
 @pytest.mark.parametrize(
