@@ -67,6 +67,19 @@ async def test_a_share_of_a_longer_conversation_is_more_slots(manager):
         assert results(one) == {"new": 1}
 
 
+async def test_a_resumed_turn_is_compared_with_a_full_cache(manager):
+    """A row that has evicted before is no full cache, even if it evicts nothing in this turn."""
+    async with workers(manager) as ((_, first), (_, second)):
+        more = {"policy": "h2o", "session_id": "c1"}
+        _, tokens, _ = await ask(first, FIRST, slots=40, shadow=True, **more)
+        ids = [*FIRST, *tokens, *SECOND]
+        accepted, _, finish = await ask(second, ids, slots=40, shadow=True, **more)
+        assert accepted.resumed_tokens
+        compared = finish.quality.divergence
+        assert compared.tokens == NEW
+        assert compared.nats > 0
+
+
 async def test_what_a_turn_cannot_go_on_from_is_read_anew(manager):
     async with workers(manager) as ((one, first), (two, second)):
         more = {"policy": "h2o", "slots": 40, "new": 6}

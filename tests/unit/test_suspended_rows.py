@@ -76,6 +76,14 @@ def test_a_packed_row_goes_on_without_being_encoded_anew(codec):
         assert torch.equal(one.keys[row.index], other.keys[arrived.index])
 
 
+def test_a_row_with_budgets_by_head_goes_on():
+    here, there = (Speaker(tiny_model("llama_grouped")) for _ in range(2))
+    for speaker in (here, there):
+        speaker.grant = replace(speaker.grant, layer_slots=(40, 44, 52, 38), by_head=True)
+    row, _ = both_ways(here, there)
+    assert len({*row.lengths}) > 1
+
+
 @pytest.mark.parametrize(
     ("name", "prompt", "new"),
     [("llama_grouped", 70, 30), ("gemma3", 20, 8), ("gemma3", 8, 4)],
