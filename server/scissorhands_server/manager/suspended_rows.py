@@ -8,9 +8,10 @@ for a short while only. Whoever holds an old token finds the record changed, and
 A turn that runs has a page of its own, its lease, which ends by itself if nobody renews it.
 """
 
+import asyncio
 import struct
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, replace
 
 from scissorhands.errors import CorruptRowError, SessionConflictError
@@ -131,19 +132,32 @@ class SuspendedRows:
         """Delete parts that will not be committed."""
         await self._store.delete(self._owner(session_id), [_part(fence, index) for index in range(parts)])
 
-    async def parts(self, session_id: str, record: Record, manifest: Manifest) -> AsyncIterator[bytes]:
-        """Yield a suspended row's parts, unchecked.
+    async def parts(self, session_id: str, record: Record, manifest: Manifest) -> AsyncGenerator[bytes]:
+        """Yield a suspended row's parts, unchecked; the next is fetched while one is looked at.
 
         Raises:
             CorruptRowError: One is missing.
             StoreUnavailableError: The store does not answer.
         """
         owner = self._owner(session_id)
-        for index in range(len(manifest.parts)):
+
+        async def fetch(index: int) -> bytes:
             data = await self._store.get(owner, _part(record.written, index))
             if data is None:
                 raise CorruptRowError(f"part {index} of session {session_id!r} is missing")
-            yield data
+            return data
+
+        following: asyncio.Task[bytes] | None = None
+        try:
+            for index in range(len(manifest.parts)):
+                data = await (following or fetch(index))
+                more = index + 1 < len(manifest.parts)
+                following = asyncio.create_task(fetch(index + 1)) if more else None
+                yield data
+        finally:
+            if following is not None:
+                following.cancel()
+                await asyncio.gather(following, return_exceptions=True)
 
     async def delete(self, session_id: str) -> int:
         """Delete all that the store has of a session, its segments included; return how many values that was."""

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import aclosing, contextmanager, suppress
 
 from prometheus_client import Counter
 
@@ -82,14 +82,15 @@ class Suspension:
                 raise NotFoundError("session_id", f"nothing is stored of session {asked.session_id!r}")
             manifest = Manifest.parse(record.manifest)
             manifest.identity.known_to_manager().check(asked_identity(asked, self._rows.tenant))
-            ticket = self._streams.admit(PART_BYTES)
+            ticket = self._streams.admit(2 * PART_BYTES)
             try:
-                parts = iter(manifest.parts)
-                async for data in self._rows.parts(asked.session_id, record, manifest):
-                    await _check(next(parts), data)
-                    for start in range(0, len(data), MAX_CHUNK_BYTES):
-                        yield Response(chunk=data[start : start + MAX_CHUNK_BYTES])
-                    self._metrics.resumed_bytes.inc(len(data))
+                expected = iter(manifest.parts)
+                async with aclosing(self._rows.parts(asked.session_id, record, manifest)) as parts:
+                    async for data in parts:
+                        await _check(next(expected), data)
+                        for start in range(0, len(data), MAX_CHUNK_BYTES):
+                            yield Response(chunk=data[start : start + MAX_CHUNK_BYTES])
+                        self._metrics.resumed_bytes.inc(len(data))
             finally:
                 ticket.release()
 

@@ -1,0 +1,266 @@
+"""Resuming a conversation from the store against reading it anew, with two workers, a manager and a Valkey here.
+
+    python benchmarks/offload.py --model .models/smollm2-135m-instruct --text .texts/emma.txt --json offload.json
+
+For every setting, a first turn of ``--tokens`` tokens is held with one worker. Turns of 16 tokens follow, with the two
+workers in turn; each is resumed from the store, and read anew for comparison by a request of no session, in one run.
+Times are the client's, from the request to the first token. Bytes in the store are ``MEMORY USAGE`` of all keys of the
+session, segments apart. Throughput is that of the full row, against a bare redis-py pipeline that moves the same bytes.
+"""
+
+import asyncio
+import json
+import os
+import platform
+import re
+import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import median
+from tempfile import mkdtemp
+from typing import Any
+from urllib.request import urlopen
+
+import click
+import torch
+import transformers
+from prometheus_client.parser import text_string_to_metric_families
+from redis.asyncio import Redis
+
+from scissorhands.probe import probe
+from scissorhands.suspended import PART_BYTES
+from scissorhands_client import AsyncClient, Budget, Delta, GenerateOptions, TokenIds
+from scissorhands_server.store.embedded import EmbeddedStore
+from scissorhands_server.worker.loading import LoadedModel, load
+from scissorhands_server.worker.server import Worker
+from scissorhands_server.worker.settings import WorkerSettings
+
+TURN_TOKENS = 16
+ANSWER_TOKENS = 4
+_STORE_BYTES = 1 << 30
+_TIMEOUT = 3600.0
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A budget and a format to measure."""
+
+    name: str
+    budget: Budget
+    codec: str
+    policy: str = "scissorhands"
+
+
+SETTINGS = (
+    Setting("full", Budget.fraction(1.0), "none", "full"),
+    Setting("budget_20", Budget.fraction(0.2), "none"),
+    Setting("budget_20_4bit", Budget.fraction(0.2), "turboquant:k4v4"),
+)
+
+
+@click.command()
+@click.option("--model", required=True, help="A folder.")
+@click.option("--text", required=True, type=click.Path(exists=True, path_type=Path), help="What is talked about.")
+@click.option("--tokens", type=int, default=2000, show_default=True, help="Tokens of the first turn.")
+@click.option("--turns", type=int, default=4, show_default=True, help="Turns after the first.")
+@click.option("--setting", "names", multiple=True, help="Only these settings; repeatable.")
+@click.option("--json", "out", type=click.Path(path_type=Path), help="Write the results here.")
+def main(*, model: str, text: Path, tokens: int, turns: int, names: tuple[str, ...], out: Path | None) -> None:
+    """Measure what it is worth to keep the cache of a conversation."""
+    torch.set_num_threads(1)
+    loaded = load(model, cache_folder=Path(mkdtemp()))
+    probe(loaded.model)
+    chosen = [setting for setting in SETTINGS if not names or setting.name in names]
+    rows = asyncio.run(measure(loaded, text.read_text(encoding="utf-8"), tokens, turns, chosen))
+    ratios = {name: value for row in rows for name, value in ratios_of(row).items()}
+    click.echo(json.dumps(ratios, indent=1))
+    if out:
+        environment = {
+            "torch": torch.__version__, "transformers": transformers.__version__, "platform": platform.platform(),
+            "cpus": os.cpu_count(), "threads": torch.get_num_threads(),
+        }  # fmt: skip
+        settings = {
+            "model": model, "text": text.name, "tokens": tokens, "turns": turns, "turn_tokens": TURN_TOKENS,
+            "answer_tokens": ANSWER_TOKENS, "dtype": loaded.info.dtype,
+        }  # fmt: skip
+        content = {"settings": settings, "environment": environment, "ratios": ratios, "rows": rows}
+        out.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+
+
+def ratios_of(row: dict[str, Any]) -> dict[str, float]:
+    """Return what a setting's figures come to, the name of the setting behind the ratio's."""
+    found = {
+        "resume_over_recompute": row["recomputed_seconds"] / row["resumed_seconds"],
+        "miss_overhead": row["miss_seconds"] / row["recomputed_seconds"],
+        "bytes_full_over_stored": row["full_16bit_bytes"] / row["stored_bytes"],
+    }
+    if "suspend_bytes_per_second" in row:
+        found["suspend_throughput_over_redis"] = row["suspend_bytes_per_second"] / row["redis_set_bytes_per_second"]
+        found["resume_throughput_over_redis"] = row["resume_bytes_per_second"] / row["redis_get_bytes_per_second"]
+    return {f"{name}_{row['setting']}": round(value, 4) for name, value in found.items()}
+
+
+async def measure(
+    loaded: LoadedModel, text: str, tokens: int, turns: int, chosen: list[Setting]
+) -> list[dict[str, Any]]:
+    """Measure each setting and return its figures."""
+    ids = loaded.tokenizer(text)["input_ids"]
+    store = EmbeddedStore(_STORE_BYTES)
+    await store.start()
+    try:
+        async with manager(store.url) as address, worker(loaded, address) as one, worker(loaded, address) as two:
+            redis = Redis.from_url(store.url)
+            rows = []
+            for setting in chosen:
+                rows.append(await talk(setting, ids, tokens, turns, (one, two), redis))
+                click.echo(json.dumps(rows[-1]))
+            await redis.aclose()
+            return rows
+    finally:
+        await store.stop()
+
+
+@dataclass(frozen=True)
+class Served:
+    """A worker and a client of it."""
+
+    worker: Worker
+    client: AsyncClient
+    registry: Any
+
+
+async def talk(
+    setting: Setting, ids: list[int], tokens: int, turns: int, workers: tuple[Served, Served], redis: Any
+) -> dict[str, Any]:
+    """Hold one conversation, and return what its turns took."""
+    one, _ = workers
+    prompt, next_ = ids[:tokens], tokens
+    options = GenerateOptions(
+        max_new_tokens=ANSWER_TOKENS,
+        budget=setting.budget,
+        policy=setting.policy,
+        resident_codec=setting.codec,
+        ignore_eos=True,
+    )
+    kept_options = replace(options, session_id=setting.name)
+    before = figures(one)
+    answer, first_seconds, kept = await ask(one, prompt, kept_options)
+    miss_seconds = figures(one)["resume_seconds_sum"] - before["resume_seconds_sum"]
+    row: dict[str, Any] = {
+        "setting": setting.name, "first_turn_seconds": first_seconds, "miss_seconds": miss_seconds,
+        "state_bytes": kept.cache.suspended_bytes, "stored_bytes": await stored_bytes(redis, setting.name),
+        # The last token of an answer is in no cache.
+        "full_16bit_bytes": kept.cache.full_16bit_bytes,
+        "resumed_tokens": [], "resumed": [], "recomputed": [],
+    }  # fmt: skip
+    for turn in range(turns):
+        prompt = [*prompt, *answer, *ids[next_ : next_ + TURN_TOKENS]]
+        next_ += TURN_TOKENS
+        served = workers[(turn + 1) % 2]
+        if turn < 2:  # noqa: PLR2004 - Reading anew takes long and varies little.
+            _, seconds, _ = await ask(served, prompt, replace(options, max_new_tokens=1))
+            row["recomputed"].append(seconds)
+        resumed = figures(served)["resumed_tokens_total"]
+        answer, seconds, _ = await ask(served, prompt, kept_options)
+        row["resumed"].append(seconds)
+        row["resumed_tokens"].append(figures(served)["resumed_tokens_total"] - resumed)
+    row["resumed_seconds"], row["recomputed_seconds"] = median(row["resumed"]), median(row["recomputed"])
+    if setting.name == "full":
+        row |= await throughput(workers, row["state_bytes"], redis, before)
+    await redis.flushall()
+    return row
+
+
+async def ask(served: Served, prompt: list[int], options: GenerateOptions) -> tuple[list[int], float, Any]:
+    """Return an answer's tokens, the time to the first of them, and the last event."""
+    tokens: list[int] = []
+    began, first, last = time.perf_counter(), 0.0, None
+    async with served.client.generate(TokenIds(tuple(prompt)), options) as stream:
+        async for last in stream:
+            if isinstance(last, Delta):
+                first = first or time.perf_counter() - began
+                tokens += last.token_ids
+    return tokens, first, last
+
+
+async def stored_bytes(redis: Any, session_id: str) -> int:
+    """Return what the store takes for a session's row, by its own account."""
+    keys = [key async for key in redis.scan_iter(f"*/{session_id}}}:suspended:*")]
+    return sum([await redis.memory_usage(key, samples=0) for key in keys])
+
+
+async def throughput(workers: tuple[Served, Served], size: int, redis: Any, before: dict[str, float]) -> dict[str, Any]:
+    """Return bytes a second of rows going to the store and coming from it, and of a bare pipeline's."""
+    found = [figures(served) for served in workers]
+    moved = {
+        name: sum(each[name] for each in found) - before[name]
+        for name in ("suspend_bytes_total", "suspend_seconds_sum", "resume_bytes_total", "resume_seconds_sum")
+    }
+    part = os.urandom(min(size, PART_BYTES))
+    names = [f"bare:{index}" for index in range(-(-size // len(part)))]
+    times: dict[str, list[float]] = {"set": [], "get": []}
+    for _ in range(3):
+        for method, taken in times.items():
+            began = time.perf_counter()
+            pipeline = redis.pipeline(transaction=False)
+            for name in names:
+                _ = pipeline.set(name, part) if method == "set" else pipeline.get(name)
+            await pipeline.execute()
+            taken.append(time.perf_counter() - began)
+    return {
+        "suspend_bytes_per_second": moved["suspend_bytes_total"] / moved["suspend_seconds_sum"],
+        "resume_bytes_per_second": moved["resume_bytes_total"] / moved["resume_seconds_sum"],
+        "redis_set_bytes_per_second": len(names) * len(part) / median(times["set"]),
+        "redis_get_bytes_per_second": len(names) * len(part) / median(times["get"]),
+    }
+
+
+def figures(served: Served) -> dict[str, float]:
+    """Return a worker's metrics without labels, their common prefix left out."""
+    return {
+        sample.name.removeprefix("scissorhands_worker_"): sample.value
+        for family in served.registry()
+        for sample in family.samples
+        if not sample.labels
+    }
+
+
+@asynccontextmanager
+async def manager(store_url: str) -> AsyncIterator[str]:
+    """Run a manager as a process of its own; yield its address."""
+    command = [sys.executable, "-m", "scissorhands", "manager", "--store-url", store_url]
+    process = await asyncio.create_subprocess_exec(
+        *command, "--port", "0", "--metrics-port", "0", "--log-level", "warning", stdout=asyncio.subprocess.PIPE
+    )
+    assert process.stdout is not None
+    try:
+        found = None
+        while found is None:
+            found = re.search(r"manager ready on (\S+)", (await process.stdout.readline()).decode())
+        yield found[1]
+    finally:
+        process.terminate()
+        await process.wait()
+
+
+@asynccontextmanager
+async def worker(loaded: LoadedModel, manager_address: str) -> AsyncIterator[Served]:
+    """Run a worker in this process; yield it with a client."""
+    settings = WorkerSettings(model="x", port=0, metrics_port=0, manager=manager_address, suspend_deadline=60)
+    async with (
+        Worker(settings, loaded) as running,
+        AsyncClient(f"127.0.0.1:{running.port}", timeout=_TIMEOUT) as client,
+    ):
+
+        def registry() -> Any:
+            with urlopen(f"http://127.0.0.1:{running.metrics_port}/metrics") as response:
+                return list(text_string_to_metric_families(response.read().decode()))
+
+        yield Served(running, client, registry)
+
+
+if __name__ == "__main__":
+    main()
