@@ -279,23 +279,22 @@ async def test_streams_that_are_not_a_row_leave_nothing(start_manager, redis_ser
         turn = await resume(stub)
         good = suspend_messages(turn.fence, PIECES)
         large = [b"x" * PART_BYTES] * 2
-        empty = suspension_pb2.SuspendSessionRequest
+        request = suspension_pb2.SuspendSessionRequest
+        other = manifest_for(asked(session_id="s2"), PIECES).pack()
+        # Each ends where it goes wrong: grpc does not always tell the status of a call that ends under a write.
         wrong = {
-            "no header": (good[1:], INVALID),
-            "no fence": (suspend_messages(0, PIECES), INVALID),
             "nothing": ([], INVALID),
-            "no manifest": (suspend_messages(turn.fence, PIECES, manifest=b"manifest"), DATA_LOSS),
-            "another session's": (
-                suspend_messages(turn.fence, PIECES, manifest=manifest_for(asked(session_id="s2"), PIECES).pack()),
-                FAILED_PRECONDITION,
-            ),
-            "too large": (suspend_messages(turn.fence, large), INVALID),
+            "no header": (good[1:2], INVALID),
+            "no fence": (suspend_messages(0, [], manifest=good[0].header.manifest), INVALID),
+            "no manifest": (suspend_messages(turn.fence, [], manifest=b"manifest"), DATA_LOSS),
+            "another session's": (suspend_messages(turn.fence, [], manifest=other), FAILED_PRECONDITION),
+            "too large": (suspend_messages(turn.fence, large)[:1], INVALID),
+            "two headers": ([good[0], good[0]], INVALID),
+            "empty chunk": ([good[0], request(chunk=b"")], INVALID),
+            "of two parts": ([*good[:3], request(chunk=b"x" * (1 << 20))], INVALID),
+            "wrong bytes": ([good[0], *good[1:2] * 3], INVALID),
             "too few": (good[:-1], INVALID),
             "too many": ([*good, good[-1]], INVALID),
-            "empty chunk": ([good[0], empty(chunk=b"")], INVALID),
-            "of two parts": ([*good[:3], empty(chunk=b"x" * (1 << 20))], INVALID),
-            "wrong bytes": ([good[0], *good[1:2] * 3], INVALID),
-            "two headers": ([good[0], *good], INVALID),
         }
         for name, (messages, code) in wrong.items():
             error = await refused(stub.SuspendSession(iter(messages), timeout=30))
@@ -307,7 +306,7 @@ async def test_streams_that_are_not_a_row_leave_nothing(start_manager, redis_ser
 
         assert (await refused(stub.SuspendSession(stalling(), timeout=30))).code() is UNAVAILABLE
         await asyncio.to_thread(wait_for, lambda: not parts(redis_server), "the parts to be deleted")
-        flipped = [bytes([PIECES[0][0] ^ 1]) + bytes(PIECES[0][1:]), PIECES[1]]
+        flipped = [PIECES[0], bytes([PIECES[1][0] ^ 1]) + bytes(PIECES[1][1:])]
         broken = suspend_messages(turn.fence, flipped, manifest=manifest_for(asked(), PIECES).pack())
         assert (await refused(stub.SuspendSession(iter(broken), timeout=30))).code() is DATA_LOSS
         for bad in ("", "a/b", "x" * 65):
