@@ -25,7 +25,15 @@ from scissorhands_client.errors import (
 )
 from scissorhands_client.manager import AsyncManagerClient, ManagerClient
 from scissorhands_client.quality import Divergence, Quality, ShadowResult
-from scissorhands_client.records import MeasuredProfile, ModelInfo, SegmentInfo, ServedModel, Session, SessionState
+from scissorhands_client.records import (
+    MeasuredProfile,
+    ModelInfo,
+    SegmentInfo,
+    ServedModel,
+    Session,
+    SessionState,
+    SuspendedRow,
+)
 from scissorhands_client.types import (
     Accepted,
     BudgetSource,
@@ -89,6 +97,7 @@ __all__ = [
     "SessionConflictError",
     "SessionState",
     "ShadowResult",
+    "SuspendedRow",
     "TokenIds",
     "Usage",
 ]

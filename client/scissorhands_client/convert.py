@@ -6,11 +6,19 @@ from datetime import UTC
 from google.protobuf.duration_pb2 import Duration
 
 from scissorhands.budget import BudgetUnit
-from scissorhands.v1 import budget_pb2, cache_manager_pb2, generation_pb2, model_pb2
+from scissorhands.v1 import budget_pb2, cache_manager_pb2, generation_pb2, model_pb2, suspension_pb2
 from scissorhands_client.budget import Budget
 from scissorhands_client.errors import InvalidRequestError
 from scissorhands_client.quality import read_quality
-from scissorhands_client.records import MeasuredProfile, ModelInfo, SegmentInfo, ServedModel, Session, SessionState
+from scissorhands_client.records import (
+    MeasuredProfile,
+    ModelInfo,
+    SegmentInfo,
+    ServedModel,
+    Session,
+    SessionState,
+    SuspendedRow,
+)
 from scissorhands_client.types import (
     Accepted,
     BudgetSource,
@@ -148,7 +156,12 @@ def read_session(message: cache_manager_pb2.Session) -> Session:
         segment_count=message.segment_count,
         segment_bytes=message.segment_bytes,
         quality=read_quality(message.quality) if message.HasField("quality") else None,
+        suspended=_read_suspended(message.suspended) if message.HasField("suspended") else None,
     )
+
+
+def _read_suspended(message: suspension_pb2.SuspendedRow) -> SuspendedRow:
+    return SuspendedRow(message.step, message.size_bytes)
 
 
 def list_request(state: SessionState | None, page_size: int, page_token: str) -> cache_manager_pb2.ListSessionsRequest:

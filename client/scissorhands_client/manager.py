@@ -6,7 +6,7 @@ from typing import Self
 
 import grpc
 
-from scissorhands.v1 import cache_manager_pb2, cache_manager_pb2_grpc
+from scissorhands.v1 import cache_manager_pb2, cache_manager_pb2_grpc, suspension_pb2
 from scissorhands_client import channel
 from scissorhands_client.convert import list_request, read_measured, read_session
 from scissorhands_client.errors import from_rpc_error
@@ -54,6 +54,20 @@ class ManagerClient:
         request = cache_manager_pb2.GetSessionRequest(session_id=session_id)
         try:
             return read_session(self._stub.GetSession(request, timeout=self._timeout).session)
+        except grpc.RpcError as error:
+            raise from_rpc_error(error) from error
+
+    def delete_session(self, session_id: str) -> int:
+        """Delete all that the store has of a session; return how many values that was.
+
+        A turn that runs goes on, but nothing of it is kept.
+
+        Raises:
+            ClientError: The call failed.
+        """
+        request = suspension_pb2.DeleteSessionRequest(session_id=session_id)
+        try:
+            return self._stub.DeleteSession(request, timeout=self._timeout).deleted
         except grpc.RpcError as error:
             raise from_rpc_error(error) from error
 
@@ -136,6 +150,20 @@ class AsyncManagerClient:
         except grpc.RpcError as error:
             raise from_rpc_error(error) from error
         return read_session(response.session)
+
+    async def delete_session(self, session_id: str) -> int:
+        """Delete all that the store has of a session; return how many values that was.
+
+        A turn that runs goes on, but nothing of it is kept.
+
+        Raises:
+            ClientError: The call failed.
+        """
+        request = suspension_pb2.DeleteSessionRequest(session_id=session_id)
+        try:
+            return (await self._stub.DeleteSession(request, timeout=self._timeout)).deleted
+        except grpc.RpcError as error:
+            raise from_rpc_error(error) from error
 
     async def measured_profile(self, model: str = "") -> MeasuredProfile:
         """Return what the KV heads of a model need.

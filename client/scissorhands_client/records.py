@@ -94,6 +94,19 @@ class SegmentInfo:
 
 
 @dataclass(frozen=True)
+class SuspendedRow:
+    """A row that waits in the store for the next turn of its session.
+
+    Args:
+        step: Tokens that it has seen.
+        size_bytes: Its bytes.
+    """
+
+    step: int
+    size_bytes: int
+
+
+@dataclass(frozen=True)
 class Session:
     """The manager's record of one session.
 
@@ -119,6 +132,7 @@ class Session:
         segment_count: Number of segments in the store.
         segment_bytes: Bytes of the segments in the store.
         quality: What eviction cost, as the worker reported it when the session ended; None before.
+        suspended: Its row in the store; None if there is none, and in a list of sessions.
     """
 
     session_id: str
@@ -142,6 +156,7 @@ class Session:
     segment_count: int
     segment_bytes: int
     quality: Quality | None
+    suspended: SuspendedRow | None = None
 
 
 @dataclass(frozen=True)

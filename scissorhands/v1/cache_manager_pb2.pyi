@@ -13,6 +13,7 @@ from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from scissorhands.v1 import budget_pb2 as _budget_pb2
 from scissorhands.v1 import model_pb2 as _model_pb2
 from scissorhands.v1 import quality_pb2 as _quality_pb2
+from scissorhands.v1 import suspension_pb2 as _suspension_pb2
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -816,6 +817,7 @@ class Session(_message.Message):
     SEGMENT_COUNT_FIELD_NUMBER: _builtins.int
     SEGMENT_BYTES_FIELD_NUMBER: _builtins.int
     QUALITY_FIELD_NUMBER: _builtins.int
+    SUSPENDED_FIELD_NUMBER: _builtins.int
     state: Global___SessionState.ValueType
     """Where it is in its life."""
     evictions: _builtins.int
@@ -856,6 +858,10 @@ class Session(_message.Message):
     def quality(self) -> _quality_pb2.Quality:
         """What eviction cost, as the worker reported it when the session ended."""
 
+    @_builtins.property
+    def suspended(self) -> _suspension_pb2.SuspendedRow:
+        """Its row in the store, which waits for its next turn; absent if there is none; only GetSession fills it."""
+
     def __init__(
         self,
         *,
@@ -873,10 +879,11 @@ class Session(_message.Message):
         segment_count: _builtins.int = ...,
         segment_bytes: _builtins.int = ...,
         quality: _quality_pb2.Quality | None = ...,
+        suspended: _suspension_pb2.SuspendedRow | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["lease_end_time", b"lease_end_time", "open_time", b"open_time", "quality", b"quality", "spec", b"spec"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["lease_end_time", b"lease_end_time", "open_time", b"open_time", "quality", b"quality", "spec", b"spec", "suspended", b"suspended"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["evicted_slots", b"evicted_slots", "evictions", b"evictions", "lease_end_time", b"lease_end_time", "mass_dropped", b"mass_dropped", "open_time", b"open_time", "persistence", b"persistence", "quality", b"quality", "resident_slots", b"resident_slots", "segment_bytes", b"segment_bytes", "segment_count", b"segment_count", "segments", b"segments", "spec", b"spec", "state", b"state", "step", b"step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["evicted_slots", b"evicted_slots", "evictions", b"evictions", "lease_end_time", b"lease_end_time", "mass_dropped", b"mass_dropped", "open_time", b"open_time", "persistence", b"persistence", "quality", b"quality", "resident_slots", b"resident_slots", "segment_bytes", b"segment_bytes", "segment_count", b"segment_count", "segments", b"segments", "spec", b"spec", "state", b"state", "step", b"step", "suspended", b"suspended"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -201,6 +201,32 @@ class ResumeSessionResponse(_message.Message):
 Global___ResumeSessionResponse: _TypeAlias = ResumeSessionResponse  # noqa: Y015
 
 @_typing.final
+class SuspendedRow(_message.Message):
+    """SuspendedRow describes what the store has of a session that is kept between turns."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STEP_FIELD_NUMBER: _builtins.int
+    SIZE_BYTES_FIELD_NUMBER: _builtins.int
+    step: _builtins.int
+    """Tokens that the row has seen."""
+    size_bytes: _builtins.int
+    """Bytes of its parts and its manifest."""
+    def __init__(
+        self,
+        *,
+        step: _builtins.int = ...,
+        size_bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["size_bytes", b"size_bytes", "step", b"step"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SuspendedRow: _TypeAlias = SuspendedRow  # noqa: Y015
+
+@_typing.final
 class DeleteSessionRequest(_message.Message):
     """DeleteSessionRequest names a session."""
 

@@ -6,7 +6,14 @@ import pytest
 from click.testing import CliRunner
 from support.scripted_manager import scripted_manager
 
-from scissorhands_client import AsyncManagerClient, ManagerClient, NotFoundError, SegmentInfo, SessionState
+from scissorhands_client import (
+    AsyncManagerClient,
+    ManagerClient,
+    NotFoundError,
+    SegmentInfo,
+    SessionState,
+    SuspendedRow,
+)
 from scissorhands_client.commands.sessions import sessions
 
 
@@ -41,6 +48,8 @@ async def test_one_session(manager):
     with ManagerClient(manager.address) as client:
         found = client.get_session("session-2")
         assert found.segments == (SegmentInfo(0, 64, 617, 5_000),)
+        assert found.suspended == SuspendedRow(2_015, 7_000_000)
+        assert next(client.list_sessions()).suspended is None
         with pytest.raises(NotFoundError) as raised:
             client.get_session("session-9")
     assert raised.value.field == "session_id"
@@ -99,3 +108,15 @@ def test_a_malformed_address():
     result = CliRunner().invoke(sessions, ["list", "--manager", "localhost"])
     assert result.exit_code == 2
     assert result.stderr == "Error: address: must be HOST:PORT, got 'localhost'\n"
+
+
+async def test_deleting_a_session(manager):
+    manager.script.deleted.clear()
+    with ManagerClient(manager.address) as client:
+        assert client.delete_session("a") == 1234
+    async with AsyncManagerClient(manager.address) as other:
+        assert await other.delete_session("b") == 1234
+    assert run(manager, "delete", "c").stdout == "1,234 values deleted\n"
+    assert json.loads(run(manager, "delete", "d", "--json").stdout) == {"session_id": "d", "deleted": 1234}
+    assert manager.script.deleted == ["a", "b", "c", "d"]
+    assert "2,015 tokens in the store, 7.0 MB" in run(manager, "show", "session-1").stdout

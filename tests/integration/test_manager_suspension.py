@@ -153,6 +153,14 @@ async def test_a_session_is_opened_anew_for_every_turn(manager, connect):
         await stub.RenewSessions(cache_manager_pb2.RenewSessionsRequest(sessions=[longer]), timeout=10)
         found = (await stub.GetSession(cache_manager_pb2.GetSessionRequest(session_id="s1"), timeout=10)).session
         assert found.spec.grant == session.grant
+        assert found.suspended.step == 3
+        assert found.suspended.size_bytes > len(DATA)
+        manager.kill()
+        manager.restart()
+        await asyncio.to_thread(wait_for, lambda: manager.metric("store_up") == 1, "the store")
+        call = stub.GetSession(cache_manager_pb2.GetSessionRequest(session_id="s1"), timeout=10, wait_for_ready=True)
+        found = (await call).session
+        assert (found.suspended.step, found.segment_count) == (3, 1)
 
 
 @pytest.mark.parametrize("damage", ["bit", "truncated", "foreign", "missing", "record"])

@@ -7,7 +7,14 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from support.scripted_server import scripted_server
 
 from scissorhands.errors import NotFoundError
-from scissorhands.v1 import budget_pb2, cache_manager_pb2, cache_manager_pb2_grpc, model_pb2, quality_pb2
+from scissorhands.v1 import (
+    budget_pb2,
+    cache_manager_pb2,
+    cache_manager_pb2_grpc,
+    model_pb2,
+    quality_pb2,
+    suspension_pb2,
+)
 
 COUNT = 5
 
@@ -37,6 +44,7 @@ def session(number, *, segments):
     )
     if segments:
         found.segments.add(epoch=0, step=64, slots=617, size_bytes=5_000)
+        found.suspended.step, found.suspended.size_bytes = 2_015, 7_000_000
     return found
 
 
@@ -45,6 +53,7 @@ class Ledger(cache_manager_pb2_grpc.CacheManagerServiceServicer):
 
     def __init__(self):
         self.page_sizes = []
+        self.deleted = []
 
     async def GetSession(self, request, context):  # noqa: N802 - gRPC's name.
         known = [f"session-{number}" for number in range(COUNT)]
@@ -62,6 +71,10 @@ class Ledger(cache_manager_pb2_grpc.CacheManagerServiceServicer):
         return cache_manager_pb2.ListSessionsResponse(
             sessions=found[first:after], next_page_token=str(after) if after < len(found) else ""
         )
+
+    async def DeleteSession(self, request, context):  # noqa: N802 - gRPC's name.
+        self.deleted.append(request.session_id)
+        return suspension_pb2.DeleteSessionResponse(deleted=1234)
 
 
 @contextmanager

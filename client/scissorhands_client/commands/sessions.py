@@ -29,7 +29,7 @@ def _shared(command: Command) -> Command:
 
 @click.group()
 def sessions() -> None:
-    """Show what the cache manager's sessions hold."""
+    """Show what the cache manager's sessions hold, and delete it."""
 
 
 @sessions.command("list")
@@ -65,6 +65,19 @@ def show_command(*, session_id: str, manager: str, as_json: bool) -> None:
     console.print(_details(session))
     if session.segments:
         console.print(_segments(session))
+
+
+@sessions.command("delete")
+@click.argument("session_id", metavar="ID")
+@_shared
+def delete_command(*, session_id: str, manager: str, as_json: bool) -> None:
+    """Delete all that the store has of one session: its row and its segments."""
+    with reported(manager), ManagerClient(manager) as client:
+        deleted = client.delete_session(session_id)
+    told = (
+        to_json({"session_id": session_id, "deleted": deleted}, indent=2) if as_json else f"{deleted:,} values deleted"
+    )
+    write_text(told + "\n")
 
 
 def _overview(found: list[Session]) -> Table:
@@ -110,6 +123,9 @@ def _details(session: Session) -> Table:
         table.add_row("Persistence", f"{mean:.2%} on average, {low:.2%} to {high:.2%} over the layers")
     for name, text in quality_rows(session.quality) if session.quality else ():
         table.add_row(name, text)
+    if session.suspended is not None:
+        waiting = session.suspended
+        table.add_row("Suspended", f"{waiting.step:,} tokens in the store, {decimal(waiting.size_bytes)}")
     table.add_row("Segments", f"{session.segment_count:,} in the store, {decimal(session.segment_bytes)}")
     return table
 

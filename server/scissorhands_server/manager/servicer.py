@@ -123,11 +123,16 @@ class CacheManagerServicer(cache_manager_pb2_grpc.CacheManagerServiceServicer):
         """Tell what one session holds."""
         del context
         record = await self._found(request.session_id)
+        suspended = None
         try:
             await self._segments.reconcile(record)
+            suspended = await self._suspension.find(record.session_id)
         except StoreUnavailableError as error:
             LOGGER.info("segments of session %s are told from memory: %s", record.session_id, error)
-        return cache_manager_pb2.GetSessionResponse(session=self._message(record, segments=True))
+        session = self._message(record, segments=True)
+        if suspended is not None:
+            session.suspended.CopyFrom(suspended)
+        return cache_manager_pb2.GetSessionResponse(session=session)
 
     async def ListSessions(  # noqa: N802 - Named by the protocol.
         self, request: cache_manager_pb2.ListSessionsRequest, context: Any
@@ -146,13 +151,13 @@ class CacheManagerServicer(cache_manager_pb2_grpc.CacheManagerServiceServicer):
         return measured_message(self._sessions.measured(request.model))
 
     async def _found(self, session_id: str) -> SessionRecord:
-        """Return a session that the ledger knows, or of which the store still has segments."""
+        """Return a session that the ledger knows, or of which the store still has segments or a row."""
         record = self._sessions.find(session_id)
         if record is not None:
             return record
         missing = NotFoundError("session_id", f"no session {session_id!r}; it was never opened or is forgotten")
         try:
-            if not await self._segments.exist(session_id):
+            if not (await self._segments.exist(session_id) or await self._suspension.find(session_id)):
                 raise missing
         except StoreUnavailableError as error:
             raise missing from error

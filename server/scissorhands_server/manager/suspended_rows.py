@@ -94,6 +94,10 @@ class SuspendedRows:
             raise SessionConflictError(f"another turn of session {session_id!r} began at the same moment")
         return after
 
+    async def find(self, session_id: str) -> Record:
+        """Return a session's record; without a fencing token if it has none."""
+        return Record.parse(await self._store.get(self._owner(session_id), _RECORD))
+
     async def renew(self, session_id: str, fence: int) -> None:
         """Extend the lease of a turn. One that has ended, or lost its session, gains nothing by it."""
         await self._store.put(self._owner(session_id), _lease(fence), b"held", self._lease)
@@ -162,7 +166,7 @@ class SuspendedRows:
     async def delete(self, session_id: str) -> int:
         """Delete all that the store has of a session, its segments included; return how many values that was."""
         owner = self._owner(session_id)
-        record = Record.parse(await self._store.get(owner, _RECORD))
+        record = await self.find(session_id)
         listed = [page.name for page in await self._store.list_pages(owner)]
         return await self._store.delete(owner, [_RECORD, _lease(record.fence), *{*listed, *_parts_of(record)}])
 

@@ -27,6 +27,8 @@ from scissorhands_server.manager.suspended_rows import SuspendedRows
 LOGGER = logging.getLogger(__name__)
 
 MAX_CHUNK_BYTES = 1 << 20
+# What is sent at once. grpc moves messages of this size fastest: larger ones are mapped and unmapped one by one.
+CHUNK_BYTES = 1 << 18
 RETRY_AFTER_SECONDS = 0.5
 _MAX_STREAMS = 1024
 _RENEWALS_AT_ONCE = 16
@@ -88,8 +90,8 @@ class Suspension:
                 async with aclosing(self._rows.parts(asked.session_id, record, manifest)) as parts:
                     async for data in parts:
                         await _check(next(expected), data)
-                        for start in range(0, len(data), MAX_CHUNK_BYTES):
-                            yield Response(chunk=data[start : start + MAX_CHUNK_BYTES])
+                        for start in range(0, len(data), CHUNK_BYTES):
+                            yield Response(chunk=data[start : start + CHUNK_BYTES])
                         self._metrics.resumed_bytes.inc(len(data))
             finally:
                 ticket.release()
@@ -142,6 +144,19 @@ class Suspension:
                 await self._rows.release(session_id, fence)
             except StoreUnavailableError as error:
                 LOGGER.info("the lease of session %s is left to run out: %s", session_id, error)
+
+    async def find(self, session_id: str) -> suspension_pb2.SuspendedRow | None:
+        """Describe the row that a session has in the store; None if it has none, or none that can be read.
+
+        Raises:
+            StoreUnavailableError: The store does not answer.
+        """
+        record = await self._rows.find(session_id)
+        try:
+            manifest = Manifest.parse(record.manifest)
+        except CorruptRowError:
+            return None
+        return suspension_pb2.SuspendedRow(step=manifest.step, size_bytes=manifest.state_bytes + len(record.manifest))
 
     async def delete(self, session_id: str) -> int:
         """Delete all that the store has of a session; return how many values that was.

@@ -33,7 +33,8 @@ from scissorhands_server.worker.uploader import Uploader
 
 LOGGER = logging.getLogger(__name__)
 
-CHUNK_BYTES = 1 << 20
+# What is sent at once. grpc moves messages of this size fastest: larger ones are mapped and unmapped one by one.
+CHUNK_BYTES = 1 << 18
 # How long a turn that finds its session held waits before it looks again.
 POLL_SECONDS = 0.05
 
