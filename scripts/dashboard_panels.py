@@ -329,6 +329,32 @@ ROWS: tuple[tuple[str, tuple[Graph | Light, ...]], ...] = (
         ),
     ),
     (
+        "Kept sessions",
+        (
+            Graph(
+                "Turns that resume",
+                "Turns of sessions that are kept, by whether their row was resumed or why not, per second.",
+                units.Short,
+                (_busy(_rate(f"{WORKER}resumes_total", "result")),),
+            ),
+            Graph(
+                "Rows kept",
+                "By what became of them at the end of a turn, per second.",
+                units.Short,
+                (_busy(_rate(f"{WORKER}suspends_total", "result")),),
+            ),
+            Graph(
+                "Time to resume and to suspend",
+                "From asking for a row to having it, and from the end of an answer to its row being in the store.",
+                units.Seconds,
+                tuple(
+                    Query(_quantiles(f"{WORKER}{name}_seconds")[2].expression, f"{name}, 99 %")
+                    for name in ("resume", "suspend")
+                ),
+            ),
+        ),
+    ),
+    (
         "Cache manager",
         (
             Graph("Sessions", "By state.", units.Short, (_sum(f"{MANAGER}sessions", "state"),)),
