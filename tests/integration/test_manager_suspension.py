@@ -281,6 +281,35 @@ async def test_a_store_that_was_emptied_or_paused(start_manager, redis_server, c
         assert (await resume(stub)).data == DATA
 
 
+@pytest.mark.parametrize("policy", ["noeviction", "allkeys-lru"])
+async def test_a_store_that_is_full(start_manager, tmp_path, connect, policy):
+    """It refuses to write, or drops what was used least lately; a row is given out whole or not at all."""
+    server = RedisProcess(tmp_path, "--maxmemory", "14mb", "--maxmemory-policy", policy)
+    server.start()
+    try:
+        manager = start_manager(store_url=server.url)
+        async with connect(manager) as stub:
+            kept = {}
+            for number in range(5):
+                name, pieces = f"s{number}", [bytes([number]) * len(piece) for piece in PIECES]
+                turn = await resume(stub, session_id=name)
+                try:
+                    await suspend(stub, turn.fence, pieces, session_id=name)
+                    kept[name] = b"".join(pieces)
+                except grpc.aio.AioRpcError as error:
+                    assert error.code() in (UNAVAILABLE, ABORTED)  # noqa: PT017 - some are stored, and some are not.
+            assert kept
+            turns = {name: await resume(stub, session_id=name) for name in kept}
+            assert {turn.code for turn in turns.values()} <= {grpc.StatusCode.OK, NOT_FOUND, DATA_LOSS}
+            whole = {name: turn.data for name, turn in turns.items() if turn.code is grpc.StatusCode.OK}
+            assert whole.items() <= kept.items()
+            assert len(whole) < 5
+            if policy == "noeviction":
+                assert whole == kept
+    finally:
+        server.stop()
+
+
 async def test_streams_that_are_not_a_row_leave_nothing(start_manager, redis_server, connect):
     manager = start_manager(store_url=redis_server.url, max_suspended_bytes=6 << 20, stream_timeout=0.5)
     async with connect(manager) as stub:
