@@ -16,8 +16,8 @@ class LowCount(Buckets):
     dtype = torch.uint8
 
     def amounts(self, seen: Observation) -> torch.Tensor:
-        """Return whether each new query was low."""
-        return seen.below(seen.averages(seen.span.lengths))
+        """Return 1 where a new query was low."""
+        return seen.below(seen.averages(seen.span.lengths)).view(torch.uint8)
 
     def value(self, state: torch.Tensor, resident: Resident) -> torch.Tensor:
         """Return the sum of both buckets."""
