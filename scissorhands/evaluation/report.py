@@ -16,6 +16,7 @@ from scissorhands.evaluation.request import ORACLES
 from scissorhands.evaluation.results import Results, Row, differing, read_results
 from scissorhands.evaluation.statistics import Differences, interval_of_pairs, percent_of_pairs
 from scissorhands.evaluation.table import Table, percent
+from scissorhands.formats import EXACT
 
 # What must be equal for losses to be of the same sequences and the same model.
 _SAME = ("weights_sha256", "texts", "sequences", "length")
@@ -50,8 +51,15 @@ class Entry:
         row = self.row
         # A source is a program and its version; its rows may name the program before the policy as well.
         policy = str(row["policy"]).removeprefix(f"{self.source.partition(' ')[0]}:")
-        parts = [policy, *([] if row["codec"] == "none" else [row["codec"]]), *([self.source] if self.source else [])]
+        parts = [policy, *([] if row["codec"] == EXACT else [row["codec"]]), *([self.source] if self.source else [])]
         return ", ".join(parts)
+
+    @property
+    def share(self) -> float:
+        """The share of a full cache that it is to be compared at: of its slots, or of its bytes if those are packed."""
+        if self.row["codec"] == EXACT or self.row["budget"] == 1:
+            return float(self.row["budget"])
+        return float(1 / self.row["compression"])
 
     @property
     def clairvoyant(self) -> bool:
@@ -120,7 +128,7 @@ def entries(found: Iterable[Results]) -> list[Entry]:
                     "json", f"the row of {row.get('policy')!r} cannot be compared: no field {error}; measure it again"
                 ) from error
     group = _groups(by_name.values())
-    return sorted(by_name.values(), key=lambda entry: (-group[entry.row["budget"]], entry.row["increase_percent"]))
+    return sorted(by_name.values(), key=lambda entry: (-group[entry.share], entry.row["increase_percent"]))
 
 
 def verdicts(found: Sequence[Entry]) -> list[Verdict | None]:
@@ -128,10 +136,10 @@ def verdicts(found: Sequence[Entry]) -> list[Verdict | None]:
     best: dict[float, Entry] = {}
     group = _groups(found)
     for entry in found:
-        budget = group[entry.row["budget"]]
+        budget = group[entry.share]
         if not entry.clairvoyant and (budget not in best or entry.excess.mean() < best[budget].excess.mean()):
             best[budget] = entry
-    return [None if entry.clairvoyant else _verdict(entry, best[group[entry.row["budget"]]]) for entry in found]
+    return [None if entry.clairvoyant else _verdict(entry, best[group[entry.share]]) for entry in found]
 
 
 def perplexity_table(found: Sequence[Entry], full: Row) -> Table:
@@ -158,12 +166,12 @@ def perplexity_table(found: Sequence[Entry], full: Row) -> Table:
 
 
 def _groups(found: Iterable[Entry]) -> dict[float, float]:
-    """Return the budget that each budget counts as: the largest that is about as large."""
+    """Return the share that each share counts as: the largest that is about as large."""
     counted: dict[float, float] = {}
     largest = np.inf
-    for budget in sorted({entry.row["budget"] for entry in found}, reverse=True):
-        largest = budget if largest * (1 - _ALIKE) > budget else largest
-        counted[budget] = largest
+    for share in sorted({entry.share for entry in found}, reverse=True):
+        largest = share if largest * (1 - _ALIKE) > share else largest
+        counted[share] = largest
     return counted
 
 

@@ -78,6 +78,18 @@ def test_budgets_of_about_equal_bytes_are_compared():
     assert found[1].percent == pytest.approx(100 * np.expm1(0.002))
 
 
+def test_packed_slots_are_compared_by_bytes():
+    rows = [
+        row("h2o", WORSE, 0.3, codec="int4", compression=10.1),
+        row("tova", EVEN, 0.1, codec="klt:4", compression=10.0),
+        row("h2o", EVEN, 0.3),
+        row("full", EVEN, 1.0, codec="int4", compression=3.2),
+    ]
+    found = entries([Results(SETTINGS, {}, full(), rows)])
+    assert [entry.name for entry in found] == ["full, int4", "h2o", "tova, klt:4", "h2o, int4"]
+    assert [verdict.best for verdict in verdicts(found)] == [True, True, True, False]
+
+
 def test_few_sequences_tell_nothing():
     means = {"h2o": np.full(5, 3.0), "streaming": np.full(5, 3.1)}
     rows = [row(policy, EVEN, loss_sums=(mean * 100).tolist()) for policy, mean in means.items()]
