@@ -143,7 +143,7 @@ async def refusal(message: generation_pb2.GenerateRequest, loaded: LoadedModel) 
         ("planned", "scissorhands", "planned needs a model's profile"),
         ("kivi", "h2o", "its rows are not independent"),
         ("int3", "h2o", "unknown codec 'int3'"),
-        ("int4", "merged:h2o", "must be resident as they are"),
+        ("int4", "merged:r-kv", "must be resident as they are"),
     ],
 )
 async def test_what_cannot_be_resident_is_refused(codec, policy, words):
