@@ -43,6 +43,7 @@ from scissorhands.view import StepView
 # All but those that never evict, or are there to compare with alone: the ring of `scissorhands:paper`.
 POLICIES = (
     "scissorhands",
+    "merged:scissorhands",
     "scissorhands:uniform",
     "scissorhands:counts",
     "h2o",
