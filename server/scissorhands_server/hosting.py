@@ -130,23 +130,32 @@ def watch_signals(stop: Callable[[], object]) -> None:
         loop.add_signal_handler(number, stop)
 
 
-async def run_until_signal(host: GrpcHost, grace: float) -> None:
-    """Wait for SIGTERM or SIGINT, then stop ``host`` within ``grace`` seconds. A second signal ends the grace."""
-    asked = [asyncio.Event(), asyncio.Event()]
+class StopSignals:
+    """Catches SIGTERM and SIGINT from the moment it is made, on the running event loop.
 
-    def stop() -> None:
-        asked[1 if asked[0].is_set() else 0].set()
+    Made before anyone is told that the server is ready: a signal sent right afterwards must stop it in order too.
+    """
 
-    watch_signals(stop)
-    await asked[0].wait()
-    LOGGER.info("stopping within %g s", grace)
-    stopping = asyncio.create_task(host.stop(grace))
-    hurry = asyncio.create_task(asked[1].wait())
-    await asyncio.wait({stopping, hurry}, return_when=asyncio.FIRST_COMPLETED)
-    hurry.cancel()
-    if not stopping.done():
-        await host.stop(0)
-    await stopping
+    def __init__(self) -> None:
+        self._asked = [asyncio.Event(), asyncio.Event()]
+        watch_signals(self._ask)
+
+    async def run(self, host: GrpcHost, grace: float) -> None:
+        """Wait for a signal, then stop ``host`` within ``grace`` seconds. A second signal ends the grace."""
+        first, second = self._asked
+        await first.wait()
+        LOGGER.info("stopping within %g s", grace)
+        stopping = asyncio.create_task(host.stop(grace))
+        hurry = asyncio.create_task(second.wait())
+        await asyncio.wait({stopping, hurry}, return_when=asyncio.FIRST_COMPLETED)
+        hurry.cancel()
+        if not stopping.done():
+            await host.stop(0)
+        await stopping
+
+    def _ask(self) -> None:
+        first, second = self._asked
+        (second if first.is_set() else first).set()
 
 
 def configure_logging(level: str = "INFO") -> None:

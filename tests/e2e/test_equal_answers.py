@@ -72,7 +72,8 @@ async def test_manager_near_and_far(delay, recorded):
     with ManagerProcess() as manager:
         async with (
             DelayProxy(manager.port, delay) as proxy,
-            tiny_worker(manager=f"127.0.0.1:{proxy.port}") as (_, stub),
+            # On a busy machine, too, the plans of prefill must come in time.
+            tiny_worker(manager=f"127.0.0.1:{proxy.port}", plan_deadline=20, manager_deadline=20) as (_, stub),
         ):
             tokens, caches = await answers(stub)
     assert (tokens, recorded) == expected

@@ -4,7 +4,7 @@ import asyncio
 import sys
 from pathlib import Path
 
-from scissorhands_server.hosting import GrpcHost, run_until_signal
+from scissorhands_server.hosting import GrpcHost, StopSignals
 
 
 async def main(name, log, port):
@@ -15,10 +15,11 @@ async def main(name, log, port):
     note("started")
     host = GrpcHost([])
     host.bind("127.0.0.1", port)
+    signals = StopSignals()
     await host.start()
     sys.stdout.write(f"{name} says hello\n")
     note("ready")
-    await run_until_signal(host, 1.0)
+    await signals.run(host, 1.0)
     note("stopped")
 
 

@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry
 
 from scissorhands.ledger import Ledger, LedgerLimits
 from scissorhands.v1 import cache_manager_pb2_grpc
-from scissorhands_server.hosting import GrpcHost, MetricsEndpoint, address, configure_logging, run_until_signal
+from scissorhands_server.hosting import GrpcHost, MetricsEndpoint, StopSignals, address, configure_logging
 from scissorhands_server.manager.metrics import SERVICE, ManagerMetrics
 from scissorhands_server.manager.planning import Planning
 from scissorhands_server.manager.segments import Segments
@@ -59,9 +59,10 @@ async def serve(settings: ManagerSettings, announce: Callable[[str], None]) -> N
         metrics_host = settings.metrics_host or settings.host
         endpoint = stack.enter_context(MetricsEndpoint(registry, metrics_host, settings.metrics_port))
         announce(f"metrics on http://{address(metrics_host, endpoint.port)}/metrics")
+        signals = StopSignals()
         await host.start()
         announce(f"manager ready on {address(settings.host, port)}")
-        await run_until_signal(host, settings.grace)
+        await signals.run(host, settings.grace)
 
 
 @asynccontextmanager

@@ -20,7 +20,6 @@ from scissorhands_server.worker.metrics import WorkerMetrics
 LOGGER = logging.getLogger(__name__)
 
 HEALTH_INTERVAL_SECONDS = 0.5
-HEALTH_DEADLINE_SECONDS = 0.5
 # Sessions that one renewal may carry.
 RENEWAL_BATCH = 1024
 RENEWAL_LOOK_SECONDS = 0.25
@@ -184,7 +183,7 @@ class ManagerLink:
 
     async def _check(self) -> None:
         try:
-            response = await self._health.Check(health_pb2.HealthCheckRequest(), timeout=HEALTH_DEADLINE_SECONDS)
+            response = await self._health.Check(health_pb2.HealthCheckRequest(), timeout=self.deadline)
         except grpc.aio.AioRpcError:
             self.suspect()
             return

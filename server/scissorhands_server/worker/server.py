@@ -15,7 +15,7 @@ from scissorhands.probe import probe
 from scissorhands.step import ModelStep
 from scissorhands.v1 import generation_pb2, generation_pb2_grpc
 from scissorhands.wire import model_shape
-from scissorhands_server.hosting import GrpcHost, MetricsEndpoint, address, configure_logging, run_until_signal
+from scissorhands_server.hosting import GrpcHost, MetricsEndpoint, StopSignals, address, configure_logging
 from scissorhands_server.status import StatusInterceptor
 from scissorhands_server.worker.engine import Engine
 from scissorhands_server.worker.link import ManagerLink
@@ -151,6 +151,7 @@ async def _serve(settings: WorkerSettings, loaded: LoadedModel) -> None:
     async with Worker(settings, loaded) as worker:
         listening = address(settings.host, worker.port)
         metrics = address(settings.metrics_host, worker.metrics_port)
+        signals = StopSignals()
         # Whoever started us waits for this line.
         click.echo(f"worker ready on {listening}, metrics on {metrics}")
-        await run_until_signal(worker.host, settings.grace)
+        await signals.run(worker.host, settings.grace)
