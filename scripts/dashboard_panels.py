@@ -355,6 +355,29 @@ ROWS: tuple[tuple[str, tuple[Graph | Light, ...]], ...] = (
         ),
     ),
     (
+        "Shared prefixes",
+        (
+            Graph(
+                "Prefixes asked for",
+                "Prompts, by whether what they begin with came from the store or why not, per second.",
+                units.Short,
+                (_busy(_rate(f"{WORKER}prefix_lookups_total", "result")),),
+            ),
+            Graph(
+                "Prompt tokens",
+                "Read, and not read because their prefix was stored, per second.",
+                units.Short,
+                (_rate(f"{WORKER}prompt_tokens_total"), _rate(f"{WORKER}prefix_tokens_total")),
+            ),
+            Graph(
+                "Time to find a prefix",
+                "From asking to having it, or to knowing that there is none; and seconds per second that were saved.",
+                units.Seconds,
+                (*_quantiles(f"{WORKER}prefix_lookup_seconds"), _rate(f"{WORKER}prefix_saved_seconds_total")),
+            ),
+        ),
+    ),
+    (
         "Cache manager",
         (
             Graph("Sessions", "By state.", units.Short, (_sum(f"{MANAGER}sessions", "state"),)),

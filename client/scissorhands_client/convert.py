@@ -85,6 +85,7 @@ def generate_request(prompt: Prompt, options: GenerateOptions) -> generation_pb2
         shadow=options.shadow,
         resident_codec=_text("resident_codec", options.resident_codec),
         session_id=_text("session_id", options.session_id),
+        no_prefix_cache=not options.prefix_cache,
     )
     if isinstance(prompt, str):
         request.text = _text("text", prompt)
@@ -280,6 +281,7 @@ def _read_finish(message: generation_pb2.Finish) -> Finish:
             queue_seconds=_seconds(usage.queue_time),
             time_to_first_token_seconds=_seconds(usage.time_to_first_token),
             decode_seconds=_seconds(usage.decode_time),
+            prefix_tokens=usage.prefix_tokens,
         ),
         cache=CacheStatistics(
             full_bytes=cache.full_bytes,

@@ -78,6 +78,8 @@ class GenerateOptions:
         session_id: Id of a conversation whose cache is kept between its turns, so that the next prompt, again the whole
             conversation, is read from where this one ended; letters, digits, ``_`` and ``-``, hard to guess. Empty
             keeps nothing.
+        prefix_cache: Whether what the prompt begins with may be taken from the store, if an equal prompt was read
+            before, and be stored for others.
     """
 
     max_new_tokens: int | None = None
@@ -94,6 +96,7 @@ class GenerateOptions:
     shadow: bool | None = None
     resident_codec: str = ""
     session_id: str = ""
+    prefix_cache: bool = True
 
 
 class GrantSource(Enum):
@@ -222,6 +225,7 @@ class Usage:
         queue_seconds: From arrival to the start of prefill.
         time_to_first_token_seconds: From arrival to the first token.
         decode_seconds: From the first token to the last.
+        prefix_tokens: Tokens of the prompt that were not read, because an equal prefix was stored.
     """
 
     prompt_tokens: int
@@ -229,6 +233,7 @@ class Usage:
     queue_seconds: float
     time_to_first_token_seconds: float
     decode_seconds: float
+    prefix_tokens: int = 0
 
     @property
     def tokens_per_second(self) -> float | None:

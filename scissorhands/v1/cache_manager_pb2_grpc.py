@@ -4,6 +4,7 @@ import grpc
 import warnings
 
 from scissorhands.v1 import cache_manager_pb2 as scissorhands_dot_v1_dot_cache__manager__pb2
+from scissorhands.v1 import prefix_pb2 as scissorhands_dot_v1_dot_prefix__pb2
 from scissorhands.v1 import suspension_pb2 as scissorhands_dot_v1_dot_suspension__pb2
 
 GRPC_GENERATED_VERSION = '1.76.0'
@@ -80,6 +81,16 @@ class CacheManagerServiceStub(object):
                 '/scissorhands.v1.CacheManagerService/DeleteSession',
                 request_serializer=scissorhands_dot_v1_dot_suspension__pb2.DeleteSessionRequest.SerializeToString,
                 response_deserializer=scissorhands_dot_v1_dot_suspension__pb2.DeleteSessionResponse.FromString,
+                _registered_method=True)
+        self.LoadPrefix = channel.unary_stream(
+                '/scissorhands.v1.CacheManagerService/LoadPrefix',
+                request_serializer=scissorhands_dot_v1_dot_prefix__pb2.LoadPrefixRequest.SerializeToString,
+                response_deserializer=scissorhands_dot_v1_dot_prefix__pb2.LoadPrefixResponse.FromString,
+                _registered_method=True)
+        self.StorePrefix = channel.stream_unary(
+                '/scissorhands.v1.CacheManagerService/StorePrefix',
+                request_serializer=scissorhands_dot_v1_dot_prefix__pb2.StorePrefixRequest.SerializeToString,
+                response_deserializer=scissorhands_dot_v1_dot_prefix__pb2.StorePrefixResponse.FromString,
                 _registered_method=True)
         self.GetSession = channel.unary_unary(
                 '/scissorhands.v1.CacheManagerService/GetSession',
@@ -169,6 +180,21 @@ class CacheManagerServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def LoadPrefix(self, request, context):
+        """LoadPrefix returns the longest stored prefix of a prompt. DATA_LOSS, after the first message, if it is not whole: then
+        it is deleted, and the prompt is read.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def StorePrefix(self, request_iterator, context):
+        """StorePrefix stores what a row is at a boundary of its prompt, once for all who ask for it, whole or not at all.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def GetSession(self, request, context):
         """GetSession tells what one session holds.
         """
@@ -237,6 +263,16 @@ def add_CacheManagerServiceServicer_to_server(servicer, server):
                     servicer.DeleteSession,
                     request_deserializer=scissorhands_dot_v1_dot_suspension__pb2.DeleteSessionRequest.FromString,
                     response_serializer=scissorhands_dot_v1_dot_suspension__pb2.DeleteSessionResponse.SerializeToString,
+            ),
+            'LoadPrefix': grpc.unary_stream_rpc_method_handler(
+                    servicer.LoadPrefix,
+                    request_deserializer=scissorhands_dot_v1_dot_prefix__pb2.LoadPrefixRequest.FromString,
+                    response_serializer=scissorhands_dot_v1_dot_prefix__pb2.LoadPrefixResponse.SerializeToString,
+            ),
+            'StorePrefix': grpc.stream_unary_rpc_method_handler(
+                    servicer.StorePrefix,
+                    request_deserializer=scissorhands_dot_v1_dot_prefix__pb2.StorePrefixRequest.FromString,
+                    response_serializer=scissorhands_dot_v1_dot_prefix__pb2.StorePrefixResponse.SerializeToString,
             ),
             'GetSession': grpc.unary_unary_rpc_method_handler(
                     servicer.GetSession,
@@ -498,6 +534,60 @@ class CacheManagerService(object):
             '/scissorhands.v1.CacheManagerService/DeleteSession',
             scissorhands_dot_v1_dot_suspension__pb2.DeleteSessionRequest.SerializeToString,
             scissorhands_dot_v1_dot_suspension__pb2.DeleteSessionResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def LoadPrefix(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/scissorhands.v1.CacheManagerService/LoadPrefix',
+            scissorhands_dot_v1_dot_prefix__pb2.LoadPrefixRequest.SerializeToString,
+            scissorhands_dot_v1_dot_prefix__pb2.LoadPrefixResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def StorePrefix(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_unary(
+            request_iterator,
+            target,
+            '/scissorhands.v1.CacheManagerService/StorePrefix',
+            scissorhands_dot_v1_dot_prefix__pb2.StorePrefixRequest.SerializeToString,
+            scissorhands_dot_v1_dot_prefix__pb2.StorePrefixResponse.FromString,
             options,
             channel_credentials,
             insecure,

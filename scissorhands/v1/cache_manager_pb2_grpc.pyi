@@ -6,6 +6,7 @@ What workers call: budgets, plans and the storage of evicted slots."""
 from collections import abc as _abc
 from grpc import aio as _aio
 from scissorhands.v1 import cache_manager_pb2 as _cache_manager_pb2
+from scissorhands.v1 import prefix_pb2 as _prefix_pb2
 from scissorhands.v1 import suspension_pb2 as _suspension_pb2
 import abc as _abc_1
 import grpc as _grpc
@@ -58,6 +59,12 @@ class CacheManagerServiceStub:
     """
     DeleteSession: _grpc.UnaryUnaryMultiCallable[_suspension_pb2.DeleteSessionRequest, _suspension_pb2.DeleteSessionResponse]
     """DeleteSession deletes all that the store has of a session. A turn that runs goes on, but is not suspended."""
+    LoadPrefix: _grpc.UnaryStreamMultiCallable[_prefix_pb2.LoadPrefixRequest, _prefix_pb2.LoadPrefixResponse]
+    """LoadPrefix returns the longest stored prefix of a prompt. DATA_LOSS, after the first message, if it is not whole: then
+    it is deleted, and the prompt is read.
+    """
+    StorePrefix: _grpc.StreamUnaryMultiCallable[_prefix_pb2.StorePrefixRequest, _prefix_pb2.StorePrefixResponse]
+    """StorePrefix stores what a row is at a boundary of its prompt, once for all who ask for it, whole or not at all."""
     GetSession: _grpc.UnaryUnaryMultiCallable[_cache_manager_pb2.GetSessionRequest, _cache_manager_pb2.GetSessionResponse]
     """GetSession tells what one session holds."""
     ListSessions: _grpc.UnaryUnaryMultiCallable[_cache_manager_pb2.ListSessionsRequest, _cache_manager_pb2.ListSessionsResponse]
@@ -94,6 +101,12 @@ class CacheManagerServiceAsyncStub(CacheManagerServiceStub):
     """
     DeleteSession: _aio.UnaryUnaryMultiCallable[_suspension_pb2.DeleteSessionRequest, _suspension_pb2.DeleteSessionResponse]  # type: ignore[assignment]
     """DeleteSession deletes all that the store has of a session. A turn that runs goes on, but is not suspended."""
+    LoadPrefix: _aio.UnaryStreamMultiCallable[_prefix_pb2.LoadPrefixRequest, _prefix_pb2.LoadPrefixResponse]  # type: ignore[assignment]
+    """LoadPrefix returns the longest stored prefix of a prompt. DATA_LOSS, after the first message, if it is not whole: then
+    it is deleted, and the prompt is read.
+    """
+    StorePrefix: _aio.StreamUnaryMultiCallable[_prefix_pb2.StorePrefixRequest, _prefix_pb2.StorePrefixResponse]  # type: ignore[assignment]
+    """StorePrefix stores what a row is at a boundary of its prompt, once for all who ask for it, whole or not at all."""
     GetSession: _aio.UnaryUnaryMultiCallable[_cache_manager_pb2.GetSessionRequest, _cache_manager_pb2.GetSessionResponse]  # type: ignore[assignment]
     """GetSession tells what one session holds."""
     ListSessions: _aio.UnaryUnaryMultiCallable[_cache_manager_pb2.ListSessionsRequest, _cache_manager_pb2.ListSessionsResponse]  # type: ignore[assignment]
@@ -181,6 +194,24 @@ class CacheManagerServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_suspension_pb2.DeleteSessionResponse, _abc.Awaitable[_suspension_pb2.DeleteSessionResponse]]:
         """DeleteSession deletes all that the store has of a session. A turn that runs goes on, but is not suspended."""
+
+    @_abc_1.abstractmethod
+    def LoadPrefix(
+        self,
+        request: _prefix_pb2.LoadPrefixRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_prefix_pb2.LoadPrefixResponse], _abc.AsyncIterator[_prefix_pb2.LoadPrefixResponse]]:
+        """LoadPrefix returns the longest stored prefix of a prompt. DATA_LOSS, after the first message, if it is not whole: then
+        it is deleted, and the prompt is read.
+        """
+
+    @_abc_1.abstractmethod
+    def StorePrefix(
+        self,
+        request_iterator: _MaybeAsyncIterator[_prefix_pb2.StorePrefixRequest],
+        context: _ServicerContext,
+    ) -> _typing.Union[_prefix_pb2.StorePrefixResponse, _abc.Awaitable[_prefix_pb2.StorePrefixResponse]]:
+        """StorePrefix stores what a row is at a boundary of its prompt, once for all who ask for it, whole or not at all."""
 
     @_abc_1.abstractmethod
     def GetSession(

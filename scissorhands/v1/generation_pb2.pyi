@@ -193,6 +193,7 @@ class GenerateRequest(_message.Message):
     SHADOW_FIELD_NUMBER: _builtins.int
     RESIDENT_CODEC_FIELD_NUMBER: _builtins.int
     SESSION_ID_FIELD_NUMBER: _builtins.int
+    NO_PREFIX_CACHE_FIELD_NUMBER: _builtins.int
     text: _builtins.str
     """Plain text, tokenized as it is."""
     model: _builtins.str
@@ -214,6 +215,8 @@ class GenerateRequest(_message.Message):
     caller and known to nobody else. The prompt is the whole conversation all the same; of it, only what is new since
     the last turn is read. Turns of one conversation follow one another: ABORTED while another runs. Empty keeps nothing.
     """
+    no_prefix_cache: _builtins.bool
+    """Read the whole prompt, and store nothing of it: neither use nor leave a prefix that requests share."""
     @_builtins.property
     def chat(self) -> Global___ChatPrompt:
         """A conversation."""
@@ -254,10 +257,11 @@ class GenerateRequest(_message.Message):
         shadow: _builtins.bool | None = ...,
         resident_codec: _builtins.str = ...,
         session_id: _builtins.str = ...,
+        no_prefix_cache: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_shadow", b"_shadow", "budget", b"budget", "chat", b"chat", "policy", b"policy", "prompt", b"prompt", "sampling", b"sampling", "shadow", b"shadow", "text", b"text", "tokens", b"tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_shadow", b"_shadow", "budget", b"budget", "chat", b"chat", "ignore_eos", b"ignore_eos", "max_new_tokens", b"max_new_tokens", "model", b"model", "policy", b"policy", "prompt", b"prompt", "resident_codec", b"resident_codec", "sampling", b"sampling", "session_id", b"session_id", "shadow", b"shadow", "stop", b"stop", "text", b"text", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_shadow", b"_shadow", "budget", b"budget", "chat", b"chat", "ignore_eos", b"ignore_eos", "max_new_tokens", b"max_new_tokens", "model", b"model", "no_prefix_cache", b"no_prefix_cache", "policy", b"policy", "prompt", b"prompt", "resident_codec", b"resident_codec", "sampling", b"sampling", "session_id", b"session_id", "shadow", b"shadow", "stop", b"stop", "text", b"text", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__shadow: _TypeAlias = _typing.Literal["shadow"]  # noqa: Y015
     _WhichOneofArgType__shadow: _TypeAlias = _typing.Literal["_shadow", b"_shadow"]  # noqa: Y015
@@ -473,10 +477,13 @@ class Usage(_message.Message):
     QUEUE_TIME_FIELD_NUMBER: _builtins.int
     TIME_TO_FIRST_TOKEN_FIELD_NUMBER: _builtins.int
     DECODE_TIME_FIELD_NUMBER: _builtins.int
+    PREFIX_TOKENS_FIELD_NUMBER: _builtins.int
     prompt_tokens: _builtins.int
     """Tokens of the prompt."""
     generated_tokens: _builtins.int
     """Tokens generated, the end-of-sequence token included."""
+    prefix_tokens: _builtins.int
+    """Tokens of the prompt that were not read, because an equal prefix was stored."""
     @_builtins.property
     def queue_time(self) -> _duration_pb2.Duration:
         """From arrival to the start of prefill, in seconds."""
@@ -497,10 +504,11 @@ class Usage(_message.Message):
         queue_time: _duration_pb2.Duration | None = ...,
         time_to_first_token: _duration_pb2.Duration | None = ...,
         decode_time: _duration_pb2.Duration | None = ...,
+        prefix_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["decode_time", b"decode_time", "queue_time", b"queue_time", "time_to_first_token", b"time_to_first_token"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["decode_time", b"decode_time", "generated_tokens", b"generated_tokens", "prompt_tokens", b"prompt_tokens", "queue_time", b"queue_time", "time_to_first_token", b"time_to_first_token"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["decode_time", b"decode_time", "generated_tokens", b"generated_tokens", "prefix_tokens", b"prefix_tokens", "prompt_tokens", b"prompt_tokens", "queue_time", b"queue_time", "time_to_first_token", b"time_to_first_token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

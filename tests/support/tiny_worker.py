@@ -75,7 +75,7 @@ async def tiny_worker(**given: object) -> AsyncIterator[tuple[Worker, generation
         yield worker, generation_pb2_grpc.GenerationServiceStub(channel)
 
 
-def request(prompt: list[int], *, slots: int = 0, policy: str = "", new: int = 20, **more: object):
+def request(prompt: list[int], *, slots: int = 0, policy: str | budget_pb2.Policy = "", new: int = 20, **more: object):
     """Return a request that generates exactly ``new`` tokens."""
     message = generation_pb2.GenerateRequest(
         tokens=generation_pb2.TokenPrompt(ids=prompt), max_new_tokens=new, ignore_eos=True, **more
@@ -83,7 +83,7 @@ def request(prompt: list[int], *, slots: int = 0, policy: str = "", new: int = 2
     if slots:
         message.budget.tokens = slots
     if policy:
-        message.policy.CopyFrom(budget_pb2.Policy(name=policy))
+        message.policy.CopyFrom(budget_pb2.Policy(name=policy) if isinstance(policy, str) else policy)
     return message
 
 

@@ -102,6 +102,11 @@ _OPTIONS = (
     ),
     click.option("--ignore-eos", is_flag=True, help="Continue past end-of-sequence tokens."),
     click.option(
+        "--prefix-cache/--no-prefix-cache",
+        default=True,
+        help="Take what the prompt begins with from the store if it was read before, and leave it there for others.",
+    ),
+    click.option(
         "--shadow/--no-shadow",
         default=None,
         help="Compare the answer with what a full cache would have said; this takes a full cache's memory. Without "

@@ -41,6 +41,8 @@ def summary_table(result: Result) -> Table:
     table.add_row("Tokens", f"{usage.prompt_tokens:,} prompt, {usage.generated_tokens:,} generated ({_ended(result)})")
     if accepted.resumed_tokens:
         table.add_row("Resumed", f"{accepted.resumed_tokens:,} tokens of the prompt, not read again")
+    if usage.prefix_tokens:
+        table.add_row("Shared prefix", f"{usage.prefix_tokens:,} tokens of the prompt, not read again")
     table.add_row("Budget", budget_text(accepted.grant))
     table.add_row("Full cache", f"{decimal(cache.full_bytes)} ({decimal(cache.full_16bit_bytes)} in 16 bits)")
     table.add_row("Allocated", decimal(cache.allocated_bytes))
@@ -72,6 +74,8 @@ def summary_line(result: Result) -> str:
     parts = [f"{usage.prompt_tokens:,} + {usage.generated_tokens:,} tokens", _speed(usage)]
     if result.accepted.resumed_tokens:
         parts.append(f"{result.accepted.resumed_tokens:,} resumed")
+    if usage.prefix_tokens:
+        parts.append(f"{usage.prefix_tokens:,} of a shared prefix")
     if cache.compression_16bit is not None:
         parts.append(f"{decimal(cache.allocated_bytes)} ({cache.compression_16bit:.2f}x smaller than 16 bits)")
     parts.append(f"{cache.mass_dropped:.2%} of attention dropped")

@@ -60,6 +60,11 @@ class ManagerMetrics:
         self.resumptions = counter("resumptions_total", "Rows to resume, by what became of it.", "result")
         self.suspended_bytes = counter("suspended_bytes_total", "Bytes of suspended rows stored.")
         self.resumed_bytes = counter("resumed_bytes_total", "Bytes of suspended rows given out.")
+        self.prefix_loads = counter("prefix_loads_total", "Prefixes to give out, by what became of it.", "result")
+        self.prefix_stores = counter("prefix_stores_total", "Prefixes to store, by what became of it.", "result")
+        self.prefixes_broken = counter("prefixes_broken_total", "Stored prefixes deleted because they were not whole.")
+        self.prefix_loaded_bytes = counter("prefix_loaded_bytes_total", "Bytes of prefixes given out.")
+        self.prefix_stored_bytes = counter("prefix_stored_bytes_total", "Bytes of prefixes stored.")
         self.store_bytes = gauge("store_bytes", "Bytes in the store of the sessions that this manager remembers.")
         self.store_errors = counter("store_errors_total", "Calls to the store that failed, by reason.", "reason")
         self.store_operation = Histogram(
@@ -83,6 +88,8 @@ class ManagerMetrics:
             (self.segments_refused, REFUSAL_REASONS),
             (self.suspensions, SUSPENSION_RESULTS),
             (self.resumptions, (*SUSPENSION_RESULTS, "new")),
+            (self.prefix_loads, SUSPENSION_RESULTS),
+            (self.prefix_stores, SUSPENSION_RESULTS),
             (self.store_errors, STORE_ERRORS),
             (self.store_operation, STORE_METHODS),
         ):

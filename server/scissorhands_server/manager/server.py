@@ -10,13 +10,16 @@ from prometheus_client import CollectorRegistry
 from scissorhands.ledger import Ledger, LedgerLimits
 from scissorhands.v1 import cache_manager_pb2_grpc
 from scissorhands_server.hosting import GrpcHost, MetricsEndpoint, StopSignals, address, configure_logging
+from scissorhands_server.manager.admission import Admission
 from scissorhands_server.manager.metrics import SERVICE, ManagerMetrics
 from scissorhands_server.manager.planning import Planning
+from scissorhands_server.manager.prefixes import Prefixes
 from scissorhands_server.manager.segments import Segments
 from scissorhands_server.manager.servicer import CacheManagerServicer
 from scissorhands_server.manager.sessions import Sessions
 from scissorhands_server.manager.settings import ManagerSettings
 from scissorhands_server.manager.stored import StoredSegments
+from scissorhands_server.manager.stored_prefixes import StoredPrefixes
 from scissorhands_server.manager.suspended_rows import SuspendedRows
 from scissorhands_server.manager.suspension import Suspension
 from scissorhands_server.manager.upkeep import Upkeep
@@ -32,6 +35,9 @@ LOGGER = logging.getLogger(__name__)
 
 # Callers carry no credentials yet, so there is one tenant. It will be derived from them here, never from a request.
 TENANT = "default"
+# Rows of suspended sessions and of prefixes that are on their way at once; more are asked to come again.
+_MAX_STREAMS = 1024
+_RETRY_SECONDS = 0.5
 
 
 async def serve(settings: ManagerSettings, announce: Callable[[str], None]) -> None:
@@ -80,10 +86,12 @@ async def _manager(settings: ManagerSettings, store_url: str, registry: Collecto
     stored = StoredSegments(store, TENANT, settings.segment_ttl)
     segments = Segments(stored, sessions, ledger, settings, metrics, clock)
     rows = SuspendedRows(store, TENANT, settings.suspend_ttl, settings.lease)
-    suspension = Suspension(rows, settings, metrics)
+    streams = Admission("rows on their way", _MAX_STREAMS, settings.suspend_memory_bytes, _RETRY_SECONDS)
+    suspension = Suspension(rows, settings, metrics, streams)
+    prefixes = Prefixes(StoredPrefixes(store, TENANT, settings.prefix_ttl), settings, metrics, streams)
     upkeep = Upkeep(store, ledger, segments, metrics)
     host = GrpcHost([SERVICE.full_name], [StatusInterceptor((SERVICE.full_name,), metrics.call_ended)])
-    servicer = CacheManagerServicer(sessions, planning, segments, suspension, time.time() - clock())
+    servicer = CacheManagerServicer(sessions, planning, segments, suspension, prefixes, time.time() - clock())
     cache_manager_pb2_grpc.add_CacheManagerServiceServicer_to_server(servicer, host.server)
     upkeep.start()
     try:

@@ -6,10 +6,11 @@ from typing import Any
 
 from scissorhands.errors import NotFoundError, StoreUnavailableError
 from scissorhands.ledger import SessionRecord
-from scissorhands.v1 import cache_manager_pb2, cache_manager_pb2_grpc, suspension_pb2
+from scissorhands.v1 import cache_manager_pb2, cache_manager_pb2_grpc, prefix_pb2, suspension_pb2
 from scissorhands_server.manager.checks import check_quality, check_session_id
 from scissorhands_server.manager.encoding import measured_message, read_state, session_message
 from scissorhands_server.manager.planning import Planning
+from scissorhands_server.manager.prefixes import Prefixes
 from scissorhands_server.manager.segments import Segments
 from scissorhands_server.manager.sessions import Sessions
 from scissorhands_server.manager.suspension import Suspension
@@ -25,16 +26,24 @@ class CacheManagerServicer(cache_manager_pb2_grpc.CacheManagerServiceServicer):
         planning: Plans evictions.
         segments: Stores and reads segments.
         suspension: Suspends and resumes sessions.
+        prefixes: Gives prefixes out and takes them in.
         wall_offset: What to add to the ledger's clock to get seconds since 1970.
     """
 
     def __init__(
-        self, sessions: Sessions, planning: Planning, segments: Segments, suspension: Suspension, wall_offset: float
+        self,
+        sessions: Sessions,
+        planning: Planning,
+        segments: Segments,
+        suspension: Suspension,
+        prefixes: Prefixes,
+        wall_offset: float,
     ) -> None:
         self._sessions = sessions
         self._planning = planning
         self._segments = segments
         self._suspension = suspension
+        self._prefixes = prefixes
         self._wall_offset = wall_offset
 
     async def OpenSession(  # noqa: N802 - Named by the protocol.
@@ -107,6 +116,21 @@ class CacheManagerServicer(cache_manager_pb2_grpc.CacheManagerServiceServicer):
         del context
         async for response in self._suspension.resume(request):
             yield response
+
+    async def LoadPrefix(  # noqa: N802 - Named by the protocol.
+        self, request: prefix_pb2.LoadPrefixRequest, context: Any
+    ) -> AsyncIterator[prefix_pb2.LoadPrefixResponse]:
+        """Give out the longest stored prefix of a prompt."""
+        del context
+        async for response in self._prefixes.load(request):
+            yield response
+
+    async def StorePrefix(  # noqa: N802 - Named by the protocol.
+        self, request_iterator: AsyncIterator[prefix_pb2.StorePrefixRequest], context: Any
+    ) -> prefix_pb2.StorePrefixResponse:
+        """Store what a row is at a boundary of its prompt."""
+        del context
+        return await self._prefixes.store(request_iterator)
 
     async def DeleteSession(  # noqa: N802 - Named by the protocol.
         self, request: suspension_pb2.DeleteSessionRequest, context: Any

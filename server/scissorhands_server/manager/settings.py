@@ -38,6 +38,9 @@ class ManagerSettings(ServerSettings):
     suspend_ttl: float = Field(
         default=3600.0, gt=0, description="How long a suspended session stays in the store, in seconds."
     )
+    prefix_ttl: float = Field(
+        default=3600.0, gt=0, description="How long a shared prefix stays in the store after its last use, in seconds."
+    )
     max_suspended_bytes: int = Field(default=4096 * _MIB, ge=1024, description="Most bytes of one suspended row.")
     suspend_memory_bytes: int = Field(
         default=256 * _MIB,

@@ -8,14 +8,16 @@ for a short while only. Whoever holds an old token finds the record changed, and
 A turn that runs has a page of its own, its lease, which ends by itself if nobody renews it.
 """
 
-import asyncio
 import struct
 import time
 from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
 from dataclasses import dataclass, replace
+from functools import partial
 
 from scissorhands.errors import CorruptRowError, SessionConflictError
 from scissorhands.suspended import Manifest
+from scissorhands_server.manager.parts import in_order
 from scissorhands_server.store.base import PageStore
 
 # How long parts wait for their record.
@@ -151,17 +153,9 @@ class SuspendedRows:
                 raise CorruptRowError(f"part {index} of session {session_id!r} is missing")
             return data
 
-        following: asyncio.Task[bytes] | None = None
-        try:
-            for index in range(len(manifest.parts)):
-                data = await (following or fetch(index))
-                more = index + 1 < len(manifest.parts)
-                following = asyncio.create_task(fetch(index + 1)) if more else None
+        async with aclosing(in_order([partial(fetch, index) for index in range(len(manifest.parts))])) as parts:
+            async for data in parts:
                 yield data
-        finally:
-            if following is not None:
-                following.cancel()
-                await asyncio.gather(following, return_exceptions=True)
 
     async def delete(self, session_id: str) -> int:
         """Delete all that the store has of a session, its segments included; return how many values that was."""

@@ -2,51 +2,33 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Iterable, Iterator
-from contextlib import aclosing, contextmanager, suppress
-
-from prometheus_client import Counter
+from collections.abc import AsyncIterator, Iterable
+from contextlib import aclosing, suppress
+from functools import partial
 
 from scissorhands.errors import (
     CorruptRowError,
     InvalidRequestError,
     MismatchError,
     NotFoundError,
-    SessionConflictError,
     StoreUnavailableError,
 )
-from scissorhands.suspended import PART_BYTES, Manifest, Part, asked_identity
+from scissorhands.suspended import Manifest, asked_identity
 from scissorhands.v1 import cache_manager_pb2, suspension_pb2
 from scissorhands_server.manager.admission import Admission
 from scissorhands_server.manager.checks import check_session_id
 from scissorhands_server.manager.metrics import ManagerMetrics
+from scissorhands_server.manager.parts import STREAM_BYTES, check, chunks, counted, receive_all
 from scissorhands_server.manager.settings import ManagerSettings
 from scissorhands_server.manager.stream import MessageStream
 from scissorhands_server.manager.suspended_rows import SuspendedRows
 
 LOGGER = logging.getLogger(__name__)
 
-MAX_CHUNK_BYTES = 1 << 20
-# What is sent at once. grpc moves messages of this size fastest: larger ones are mapped and unmapped one by one.
-CHUNK_BYTES = 1 << 18
-RETRY_AFTER_SECONDS = 0.5
-_MAX_STREAMS = 1024
 _RENEWALS_AT_ONCE = 16
 
 Request = suspension_pb2.SuspendSessionRequest
 Response = suspension_pb2.ResumeSessionResponse
-
-# What else than success becomes of a call. Names of :data:`SUSPENSION_RESULTS`, and new.
-_FAILURES: dict[type[BaseException], str] = {
-    InvalidRequestError: "refused",
-    NotFoundError: "new",
-    SessionConflictError: "conflict",
-    MismatchError: "mismatch",
-    CorruptRowError: "corrupt",
-    StoreUnavailableError: "store_unavailable",
-    asyncio.CancelledError: "cancelled",
-    GeneratorExit: "cancelled",
-}
 
 
 class Suspension:
@@ -56,14 +38,16 @@ class Suspension:
         rows: The rows in the store.
         settings: Limits.
         metrics: The manager's metrics.
+        streams: A bound on the rows that are on their way.
     """
 
-    def __init__(self, rows: SuspendedRows, settings: ManagerSettings, metrics: ManagerMetrics) -> None:
+    def __init__(
+        self, rows: SuspendedRows, settings: ManagerSettings, metrics: ManagerMetrics, streams: Admission
+    ) -> None:
         self._rows = rows
         self._settings = settings
         self._metrics = metrics
-        memory = settings.suspend_memory_bytes
-        self._streams = Admission("suspended rows on their way", _MAX_STREAMS, memory, RETRY_AFTER_SECONDS)
+        self._streams = streams
 
     async def resume(self, asked: suspension_pb2.ResumeSessionRequest) -> AsyncIterator[Response]:
         """Take a session's lease, and yield the row that was suspended.
@@ -77,21 +61,21 @@ class Suspension:
             StoreUnavailableError: The store does not answer.
         """
         check_session_id(asked.session_id)
-        with _counted(self._metrics.resumptions):
+        with counted(self._metrics.resumptions):
             record = await self._rows.claim(asked.session_id)
             yield Response(header=suspension_pb2.ResumeHeader(fence=record.fence, manifest=record.manifest))
             if not record.manifest:
                 raise NotFoundError("session_id", f"nothing is stored of session {asked.session_id!r}")
             manifest = Manifest.parse(record.manifest)
             manifest.identity.known_to_manager().check(asked_identity(asked, self._rows.tenant))
-            ticket = self._streams.admit(2 * PART_BYTES)
+            ticket = self._streams.admit(STREAM_BYTES)
             try:
                 expected = iter(manifest.parts)
                 async with aclosing(self._rows.parts(asked.session_id, record, manifest)) as parts:
                     async for data in parts:
-                        await _check(next(expected), data)
-                        for start in range(0, len(data), CHUNK_BYTES):
-                            yield Response(chunk=data[start : start + CHUNK_BYTES])
+                        await check(next(expected), data)
+                        for chunk in chunks(data):
+                            yield Response(chunk=chunk)
                         self._metrics.resumed_bytes.inc(len(data))
             finally:
                 ticket.release()
@@ -108,7 +92,7 @@ class Suspension:
             StoreUnavailableError: The store does not answer.
         """
         requests = MessageStream(messages, self._settings.stream_timeout)
-        with _counted(self._metrics.suspensions):
+        with counted(self._metrics.suspensions):
             header = await self._header(requests)
             manifest = self._manifest(header)
             session_id, fence = header.session_id, header.fence
@@ -192,57 +176,9 @@ class Suspension:
     async def _take(
         self, requests: MessageStream[Request], header: suspension_pb2.SuspendHeader, manifest: Manifest
     ) -> None:
-        """Receive all parts; one is written while the next comes in."""
-        ticket = self._streams.admit(2 * PART_BYTES)
+        """Receive all parts and write them."""
+        ticket = self._streams.admit(STREAM_BYTES)
         try:
-            async with asyncio.TaskGroup() as group:
-                writing: asyncio.Task[None] | None = None
-                for index, part in enumerate(manifest.parts):
-                    data = await _receive(requests, part)
-                    if writing is not None:
-                        await writing
-                    writing = group.create_task(self._rows.put(header.session_id, header.fence, index, data))
-                await _receive_end(requests)
-        except ExceptionGroup as group_error:
-            # Whatever fails first ends the others.
-            raise group_error.exceptions[0] from None
+            await receive_all(requests, manifest.parts, partial(self._rows.put, header.session_id, header.fence))
         finally:
             ticket.release()
-
-
-async def _receive(requests: MessageStream[Request], part: Part) -> bytes:
-    data = bytearray()
-    while len(data) < part.size:
-        message = await requests.next()
-        if message is None or message.WhichOneof("part") != "chunk":
-            raise InvalidRequestError("chunk", f"a part ends after {len(data)} of {part.size} bytes")
-        if not 0 < len(message.chunk) <= min(MAX_CHUNK_BYTES, part.size - len(data)):
-            raise InvalidRequestError("chunk", f"must be 1 to {MAX_CHUNK_BYTES} bytes, all of one part")
-        data += message.chunk
-    whole = bytes(data)
-    await _check(part, whole)
-    return whole
-
-
-async def _receive_end(requests: MessageStream[Request]) -> None:
-    if await requests.next() is not None:
-        raise InvalidRequestError("chunk", "more comes than the manifest says")
-
-
-async def _check(part: Part, data: bytes) -> None:
-    # The checksum of megabytes would hold up every other call.
-    await asyncio.to_thread(part.check, data)
-
-
-@contextmanager
-def _counted(counter: Counter) -> Iterator[None]:
-    """Count what becomes of a call."""
-    result = "failed"
-    try:
-        yield
-        result = "done"
-    except tuple(_FAILURES) as error:
-        result = _FAILURES[type(error)]
-        raise
-    finally:
-        counter.labels(result).inc()

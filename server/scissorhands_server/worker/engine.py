@@ -1,7 +1,7 @@
 """The engine: one thread that steps all running rows together.
 
-Each turn of its loop frees the rows of streams that went away, gives free rows to waiting requests, reads one chunk of
-one prompt, decodes one token of every row whose prompt has been read, and lets a shadow read if there is time.
+Each turn frees the rows of streams that went away, gives free rows to waiting requests, reads one chunk of one prompt,
+decodes one token of every row whose prompt has been read, and lets a shadow read if there is time.
 """
 
 import logging
@@ -136,13 +136,17 @@ class Engine:
             try:
                 self.check_capacity()
             except ScissorhandsError:
-                self._ended(task, False)
+                self.refuse(task)
                 raise
             ahead = len(self._running) + len(self._waiting) - self._max_rows
             self._waiting.append(task)
             self._metrics.queued.set(len(self._waiting))
             self._work.notify()
         return max(0, ahead)
+
+    def refuse(self, task: Task) -> None:
+        """End a task that is never queued."""
+        self._ended(task, False)
 
     def cancel(self, task: Task) -> None:
         """Free a task's row within a step; a task that has ended stays as it is."""
@@ -160,9 +164,7 @@ class Engine:
                     break
             try:
                 self._turn()
-            except (
-                Exception
-            ):  # The engine's boundary: whatever fails outside a task's own work must not end the thread.
+            except Exception:  # The engine's boundary: what fails outside a task's own work must not end the thread.
                 LOGGER.exception("the engine's turn failed; its tasks are ended")
                 self._fail_all(EngineError("the engine failed; see the worker's log"))
         self._fail_all(UnavailableError("the worker is stopping"))
@@ -204,8 +206,7 @@ class Engine:
                 task.row = self._cache.add_row(task.grant, task.session_id, limit)
                 task.started = time.monotonic()
                 self._metrics.queue_time.observe(task.started - task.arrived)
-                if task.turn:
-                    task.turn.restore(task.row, task.ids)
+                task.restore()
                 if task.shadowed and task.row.epoch:  # It has evicted in an earlier turn: it is no full cache now.
                     self._shadows.begin(task)
 
@@ -223,7 +224,10 @@ class Engine:
                 return
             self._release(task)
             self._evicted(task, self._cache.prepare_prefill(row, tokens, self._plan_deadline))
+            began = time.monotonic()
             logits = self._step([row], [task.ids[row.step : row.step + tokens]])
+            if task.prefix:
+                task.prefix.passed(row, tokens, time.monotonic() - began)
             self._metrics.prompt_tokens.inc(tokens)
             self._metrics.mass.inc(tokens * self._governed_heads)
             task.emit(Progress(row.step))

@@ -4,6 +4,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from scissorhands.policies import POLICIES
 from scissorhands.row import Phase, PlanSource
+from scissorhands_server.worker.prefix_metrics import PrefixMetrics
 from scissorhands_server.worker.quality import ShadowResult
 from scissorhands_server.worker.suspension_metrics import SuspensionMetrics
 
@@ -87,6 +88,7 @@ class WorkerMetrics:
         self.manager_up = gauge("manager_up", "1 while the manager answers.")
         self.step = histogram("step_seconds", "One decode step of all running rows.")
         self.suspension = SuspensionMetrics(registry)
+        self.prefix = PrefixMetrics(registry)
         self.model_name = model_name
         self.queue_capacity.set(queue)
         self.rows_capacity.set(rows)

@@ -28,6 +28,7 @@ def finish_message(task: Task, finished: Finished, shape: ModelShape) -> generat
             queue_time=_duration(task.started - task.arrived),
             time_to_first_token=_duration(task.first_token - task.arrived),
             decode_time=_duration(task.last_token - task.first_token),
+            prefix_tokens=task.prefix.tokens if task.prefix else 0,
         ),
         cache=generation_pb2.CacheStatistics(
             full_bytes=shape.full_bytes(len(task.ids)),

@@ -20,9 +20,11 @@ from scissorhands_server.status import StatusInterceptor
 from scissorhands_server.worker.engine import Engine
 from scissorhands_server.worker.link import ManagerLink
 from scissorhands_server.worker.loading import LoadedModel, load
+from scissorhands_server.worker.memory import Memory
 from scissorhands_server.worker.metrics import WorkerMetrics
 from scissorhands_server.worker.offload import Offloader
 from scissorhands_server.worker.planner import RemotePlanner
+from scissorhands_server.worker.prefixes import Prefixes
 from scissorhands_server.worker.service import GenerationHost
 from scissorhands_server.worker.servicer import GenerationServicer
 from scissorhands_server.worker.settings import WorkerSettings
@@ -100,13 +102,15 @@ class Worker:
             plan_deadline=settings.plan_deadline,
             ended=self._ended,
         )
-        self._suspension = (
-            Suspension(loaded, self._link, self._uploader, settings)
-            if self._link and self._uploader and settings.suspend_bytes
-            else None
-        )
+        self._suspension, self._prefixes = None, None
+        if self._link and self._uploader and settings.suspend_bytes:
+            memory = Memory(settings.suspend_bytes, metrics.suspension.held.set)
+            self._suspension = Suspension(loaded, self._link, self._uploader, settings, memory)
+            self._prefixes = Prefixes(loaded, self._link, settings, memory) if settings.prefix_tokens else None
         worker_id = settings.worker_id or secrets.token_hex(6)
-        generation = GenerationHost(loaded, self._engine, self._link, metrics, settings, worker_id, self._suspension)
+        generation = GenerationHost(
+            loaded, self._engine, self._link, metrics, settings, worker_id, self._suspension, self._prefixes
+        )
         calls = settings.rows + settings.queue + OTHER_CALLS
         self.host = GrpcHost([SERVICE], [StatusInterceptor((SERVICE,))], calls)
         generation_pb2_grpc.add_GenerationServiceServicer_to_server(GenerationServicer(generation), self.host.server)
@@ -124,6 +128,8 @@ class Worker:
         if self._link and self._uploader:
             await self._link.start()
             self._uploader.start()
+        if self._prefixes:
+            self._prefixes.start()
         await self.host.start()
         return self
 
@@ -131,6 +137,8 @@ class Worker:
         await self.host.stop(0)
         await asyncio.to_thread(self._engine.stop, STOP_SECONDS)
         if self._link and self._uploader:
+            if self._prefixes:
+                await self._prefixes.stop(STOP_SECONDS)
             if self._suspension:
                 await self._suspension.stop(STOP_SECONDS)
             await self._uploader.stop(STOP_SECONDS)
@@ -139,6 +147,8 @@ class Worker:
 
     def _ended(self, task: Task, keep_evicted: bool) -> None:
         """Close a task's session behind its segments; called from the engine's thread."""
+        if task.prefix:
+            task.prefix.drop()
         if not (self._link and self._uploader and self._link.release(task.session_id)):
             return
         if task.turn and self._suspension:

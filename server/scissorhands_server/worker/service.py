@@ -19,6 +19,7 @@ from scissorhands_server.worker.engine import Engine
 from scissorhands_server.worker.link import ManagerLink
 from scissorhands_server.worker.loading import LoadedModel
 from scissorhands_server.worker.metrics import WorkerMetrics
+from scissorhands_server.worker.prefixes import Prefixes
 from scissorhands_server.worker.report import finish_message
 from scissorhands_server.worker.resident import check_default, check_resident
 from scissorhands_server.worker.sampling import Sampler
@@ -44,6 +45,7 @@ class GenerationHost:
         settings: The worker's settings.
         worker_id: Id of this worker.
         suspension: Keeps sessions between their turns; None keeps none.
+        prefixes: Loads and stores prefixes that requests share; None does neither.
     """
 
     def __init__(
@@ -55,6 +57,7 @@ class GenerationHost:
         settings: WorkerSettings,
         worker_id: str,
         suspension: Suspension | None = None,
+        prefixes: Prefixes | None = None,
     ) -> None:
         self.loaded = loaded
         self.settings = settings
@@ -63,6 +66,7 @@ class GenerationHost:
         self._metrics = metrics
         self._worker_id = worker_id
         self._suspension = suspension
+        self._prefixes = prefixes
         # Tokenizing a long prompt takes a while, and a tokenizer may not be used by two threads at once.
         self._tokenizing = ThreadPoolExecutor(max_workers=1, thread_name_prefix="tokenizer")
         self._shape = model_shape(loaded.info)
@@ -118,6 +122,13 @@ class GenerationHost:
             self._tokenizing, check, request, self.loaded, self.settings.default_max_new_tokens
         )
         task, granted = await self._task(request, checked, arrived)
+        # What follows a resumed row was not read in chunks, so it is no prefix of anything.
+        if self._prefixes and not request.no_prefix_cache and not (task.turn and task.turn.resumed):
+            try:
+                task.prefix = await self._prefixes.find(task.grant, checked.prompt)
+            except BaseException:
+                self._engine.refuse(task)
+                raise
         resumed = task.turn.resumed_tokens if task.turn else 0
         accepted = generation_pb2.Accepted(
             session_id=task.session_id,

@@ -65,7 +65,7 @@ class WorkerSettings(ServerSettings):
     suspend_bytes: int = Field(
         default=1 << 30,
         ge=0,
-        description="Bytes of rows of sessions on their way to and from the store; what does not fit is read anew. 0 "
+        description="Bytes of rows and prefixes on their way to and from the store; what does not fit is read anew. 0 "
         "keeps none.",
     )
     suspend_deadline: float = Field(
@@ -73,6 +73,17 @@ class WorkerSettings(ServerSettings):
     )
     session_patience: float = Field(
         default=2.0, ge=0, le=300, description="How long a turn of a session waits for the end of another, in seconds."
+    )
+    prefix_tokens: int = Field(
+        default=256,
+        ge=0,
+        description="Tokens, about, from one boundary at which a prompt's prefix is stored to the next; prompts that "
+        "begin alike are read once. 0 stores and loads none.",
+    )
+    prefix_advantage: float = Field(
+        default=1.0,
+        ge=0,
+        description="How many times faster than reading a prefix loading it must be, as measured; 0 always loads.",
     )
     shadow_share: float = Field(
         default=0.0, ge=0, le=1, description="Share of requests whose answers are compared with a full cache's."

@@ -14,8 +14,6 @@ from typing import Any
 
 import grpc
 from google.protobuf.message import DecodeError
-from google.rpc import error_details_pb2
-from grpc_status import rpc_status
 
 from scissorhands.budget import Grant
 from scissorhands.errors import CorruptRowError, InvalidRequestError, MismatchError, SessionConflictError
@@ -24,41 +22,23 @@ from scissorhands.v1 import budget_pb2, suspension_pb2
 from scissorhands.wire import read_grant
 from scissorhands_server.worker.link import ManagerLink
 from scissorhands_server.worker.loading import LoadedModel
+from scissorhands_server.worker.memory import Memory
 from scissorhands_server.worker.offload import DEFAULT_TENANT
 from scissorhands_server.worker.resident import resident_version
 from scissorhands_server.worker.settings import WorkerSettings
 from scissorhands_server.worker.task import Task
-from scissorhands_server.worker.turn import KeptRow, Memory, ResumedRow, Turn
+from scissorhands_server.worker.transfer import Miss, chunks, failure_reason, next_message, receive
+from scissorhands_server.worker.turn import KeptRow, ResumedRow, Turn
 from scissorhands_server.worker.uploader import Uploader
 
 LOGGER = logging.getLogger(__name__)
 
-# What is sent at once. grpc moves messages of this size fastest: larger ones are mapped and unmapped one by one.
-CHUNK_BYTES = 1 << 18
 # How long a turn that finds its session held waits before it looks again.
 POLL_SECONDS = 0.05
 
 Asked = suspension_pb2.ResumeSessionRequest
 Request = suspension_pb2.SuspendSessionRequest
 Responses = grpc.aio.UnaryStreamCall[Asked, suspension_pb2.ResumeSessionResponse]
-
-_REASONS = {
-    grpc.StatusCode.NOT_FOUND: "new",
-    grpc.StatusCode.ABORTED: "conflict",
-    grpc.StatusCode.FAILED_PRECONDITION: "mismatch",
-    grpc.StatusCode.DATA_LOSS: "corrupt",
-    grpc.StatusCode.DEADLINE_EXCEEDED: "late",
-    grpc.StatusCode.RESOURCE_EXHAUSTED: "no_room",
-    grpc.StatusCode.UNAVAILABLE: "manager_unavailable",
-}
-
-
-class _Miss(Exception):  # noqa: N818 - no error: the prompt is read instead.
-    """There is no row to go on from, and why."""
-
-    def __init__(self, reason: str) -> None:
-        super().__init__(reason)
-        self.reason = reason
 
 
 class Suspension:
@@ -69,16 +49,19 @@ class Suspension:
         link: The link to the manager.
         uploader: Takes the ends of sessions.
         settings: The worker's settings.
+        memory: What bounds the bytes of rows.
     """
 
-    def __init__(self, loaded: LoadedModel, link: ManagerLink, uploader: Uploader, settings: WorkerSettings) -> None:
+    def __init__(
+        self, loaded: LoadedModel, link: ManagerLink, uploader: Uploader, settings: WorkerSettings, memory: Memory
+    ) -> None:
         self._statistics = loaded.statistics
         self._link = link
         self._uploader = uploader
         self._deadline = settings.suspend_deadline
         self._patience = settings.session_patience
         self._metrics = link.metrics.suspension
-        self._memory = Memory(settings.suspend_bytes, self._metrics.held.set)
+        self._memory = memory
         self._background: set[asyncio.Task[Any]] = set()
 
     async def stop(self, grace: float) -> None:
@@ -157,10 +140,10 @@ class Suspension:
         call = self._link.stub.ResumeSession(asked, timeout=self._deadline)
         turn: Turn | None = None
         try:
-            header = (await _next(call)).header
+            header = (await next_message(call)).header
             turn = Turn(asked, header.fence, self._memory, self._metrics)
             turn.resumed = await self._receive(turn, call, header.manifest, prompt)
-        except _Miss as miss:
+        except Miss as miss:
             self._missed(miss.reason)
         except MismatchError:
             self._missed("mismatch")
@@ -170,7 +153,7 @@ class Suspension:
         except grpc.aio.AioRpcError as error:
             if turn is None and error.code() is grpc.StatusCode.ABORTED:
                 raise SessionConflictError(str(error.details())) from error
-            self._missed(self._reason(error))
+            self._missed(failure_reason(self._link, error))
         finally:
             call.cancel()
         return turn
@@ -179,12 +162,12 @@ class Suspension:
         """Receive a row, and check all of it.
 
         Raises:
-            _Miss: There is none, or it is no beginning of the prompt, or there is no memory for it.
+            Miss: There is none, or it is no beginning of the prompt, or there is no memory for it.
             MismatchError: It is of something else.
             CorruptRowError: It is not whole.
         """
         if not manifest:
-            await _next(call)  # Fails: the manager says that nothing is stored.
+            await next_message(call)  # Fails: the manager says that nothing is stored.
         found = Manifest.parse(manifest)
         message = budget_pb2.Grant.FromString(found.grant)
         grant = read_grant(message)
@@ -193,29 +176,16 @@ class Suspension:
         found.identity.check(asked)
         # The last token of a prompt is always read: what comes next is chosen by what the model says after it.
         if found.identity.tokens != tokens or found.step >= len(prompt):
-            raise _Miss("tokens")
+            raise Miss("tokens")
         if not self._memory.take(found.state_bytes):
-            raise _Miss("no_room")
+            raise Miss("no_room")
         try:
             data = bytearray(found.state_bytes)
-            await self._fill(memoryview(data), found, call)
+            await receive(call, found.parts, memoryview(data), self._metrics.resume_bytes)
         except BaseException:
             self._memory.give_back(found.state_bytes)
             raise
         return ResumedRow(found, grant, message, data)
-
-    async def _fill(self, data: memoryview, manifest: Manifest, call: Responses) -> None:
-        at = 0
-        for part in manifest.parts:
-            start = at
-            while at < start + part.size:
-                chunk = (await _next(call)).chunk
-                if not 0 < len(chunk) <= start + part.size - at:
-                    raise CorruptRowError(f"a chunk of {len(chunk)} bytes does not fit its part")
-                data[at : at + len(chunk)] = chunk
-                at += len(chunk)
-            part.check(data[start:at])
-            self._metrics.resume_bytes.inc(part.size)
 
     async def _end(self, task: Task) -> None:
         turn = task.turn
@@ -245,7 +215,7 @@ class Suspension:
             self._metrics.suspend_bytes.inc(response.stored_bytes)
             result = "suspended"
         except grpc.aio.AioRpcError as error:
-            result = self._reason(error)
+            result = failure_reason(self._link, error)
             LOGGER.info("the row of session %s is not kept: %s", turn.session_id, error.details())
         except ValueError as error:
             LOGGER.warning("the row of session %s cannot be kept: %s", turn.session_id, error)
@@ -260,42 +230,9 @@ class Suspension:
     def _missed(self, reason: str) -> None:
         self._metrics.resumes.labels(reason).inc()
 
-    def _reason(self, error: grpc.aio.AioRpcError) -> str:
-        """Return why a call failed; a manager that does not answer is left alone for a while."""
-        reason = _REASONS.get(error.code(), "failed")
-        if reason == "manager_unavailable":
-            if _told_reason(error) == "STORE_UNAVAILABLE":
-                return "store_unavailable"
-            self._link.failed(error)
-        return reason
-
-
-async def _next(call: Responses) -> suspension_pb2.ResumeSessionResponse:
-    """Return the next message of a stream.
-
-    Raises:
-        CorruptRowError: There is none.
-    """
-    message = await call.read()
-    if isinstance(message, suspension_pb2.ResumeSessionResponse):
-        return message
-    raise CorruptRowError("the stream of a row ends early")
-
 
 def _messages(turn: Turn, manifest: bytes, pieces: Sequence[memoryview]) -> Iterator[Request]:
     header = suspension_pb2.SuspendHeader(session_id=turn.session_id, fence=turn.fence, manifest=manifest)
     yield Request(header=header)
-    for piece in pieces:
-        for start in range(0, len(piece), CHUNK_BYTES):
-            yield Request(chunk=bytes(piece[start : start + CHUNK_BYTES]))
-
-
-def _told_reason(error: grpc.aio.AioRpcError) -> str:
-    """Return the reason that a server of ours attached to a status; empty if there is none."""
-    info = error_details_pb2.ErrorInfo()
-    try:
-        status = rpc_status.from_call(error)  # type: ignore[arg-type] # It has what grpcio's own errors have.
-        found = status is not None and any(detail.Unpack(info) for detail in status.details)
-    except (ValueError, DecodeError):
-        return ""
-    return info.reason if found else ""
+    for chunk in chunks(pieces):
+        yield Request(chunk=chunk)

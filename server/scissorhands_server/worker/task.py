@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from scissorhands.budget import Grant
 from scissorhands.errors import EngineError, ScissorhandsError
 from scissorhands.row import Row
+from scissorhands_server.worker.prefix import Prefix
 from scissorhands_server.worker.quality import Quality
 from scissorhands_server.worker.sampling import Sampler, SamplingParameters
 from scissorhands_server.worker.text import TextStream
@@ -109,6 +110,7 @@ class Task:
     arrived: float
     shadowed: bool = False
     turn: Turn | None = None
+    prefix: Prefix | None = None
     events: "asyncio.Queue[Event]" = field(default_factory=asyncio.Queue)
     cancelled: bool = False
     row: Row | None = None
@@ -146,6 +148,13 @@ class Task:
         if self.row is None:
             raise EngineError("the task has no row")
         return self.row
+
+    def restore(self) -> None:
+        """Let the task's row, still empty, begin with what has come from the store, if anything has."""
+        if self.turn:
+            self.turn.restore(self.seat, self.ids)
+        if self.prefix:
+            self.prefix.restore(self.seat)
 
     def emit(self, event: Event) -> None:
         """Hand an event to the stream, from the engine's thread."""

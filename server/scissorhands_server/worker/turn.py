@@ -2,8 +2,7 @@
 
 import asyncio
 import logging
-import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from scissorhands.budget import Grant, ModelShape
@@ -13,39 +12,10 @@ from scissorhands.row_state import restore, save, state_bytes
 from scissorhands.suspended import Manifest, takes, token_digest
 from scissorhands.v1 import budget_pb2, suspension_pb2
 from scissorhands.wire import read_grant
+from scissorhands_server.worker.memory import Memory
 from scissorhands_server.worker.suspension_metrics import SuspensionMetrics
 
 LOGGER = logging.getLogger(__name__)
-
-
-class Memory:
-    """A bound on the bytes of rows on their way to and from the store. Safe for use by several threads.
-
-    Args:
-        bound: Most bytes.
-        changed: Told how many are held, whenever that changes.
-    """
-
-    def __init__(self, bound: int, changed: Callable[[int], None]) -> None:
-        self._bound = bound
-        self._changed = changed
-        self._held = 0
-        self._lock = threading.Lock()
-
-    def take(self, size: int) -> bool:
-        """Hold some bytes; False if there is no room for them."""
-        with self._lock:
-            if self._held + size > self._bound:
-                return False
-            self._held += size
-            self._changed(self._held)
-        return True
-
-    def give_back(self, size: int) -> None:
-        """Hold them no more."""
-        with self._lock:
-            self._held -= size
-            self._changed(self._held)
 
 
 @dataclass(frozen=True)

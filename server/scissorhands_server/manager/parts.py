@@ -1,0 +1,137 @@
+"""Parts of rows on their way through the manager: read from the store in order, received and sent in chunks."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TypeVar
+
+from prometheus_client import Counter
+
+from scissorhands.errors import (
+    CorruptRowError,
+    InvalidRequestError,
+    MismatchError,
+    NotFoundError,
+    SessionConflictError,
+    StoreUnavailableError,
+)
+from scissorhands.suspended import PART_BYTES, Part
+from scissorhands.v1 import prefix_pb2, suspension_pb2
+from scissorhands_server.manager.stream import MessageStream
+
+MAX_CHUNK_BYTES = 1 << 20
+# What is sent at once. grpc moves messages of this size fastest: larger ones are mapped and unmapped one by one.
+CHUNK_BYTES = 1 << 18
+# The most that a stream holds: the part in hand, and the one that is fetched or written meanwhile.
+STREAM_BYTES = 2 * PART_BYTES
+
+# What else than success becomes of a call. Names of :data:`~scissorhands_server.manager.metrics.SUSPENSION_RESULTS`.
+_FAILURES: dict[type[BaseException], str] = {
+    InvalidRequestError: "refused",
+    NotFoundError: "new",
+    SessionConflictError: "conflict",
+    MismatchError: "mismatch",
+    CorruptRowError: "corrupt",
+    StoreUnavailableError: "store_unavailable",
+    asyncio.CancelledError: "cancelled",
+    GeneratorExit: "cancelled",
+}
+
+
+Message = TypeVar("Message", suspension_pb2.SuspendSessionRequest, prefix_pb2.StorePrefixRequest)
+
+
+async def in_order(fetches: Sequence[Callable[[], Awaitable[bytes]]]) -> AsyncGenerator[bytes]:
+    """Yield what each of ``fetches`` returns; the next is under way while one is looked at."""
+    following: asyncio.Future[bytes] | None = None
+    try:
+        for index, fetch in enumerate(fetches):
+            data = await (following or fetch())
+            more = index + 1 < len(fetches)
+            following = asyncio.ensure_future(fetches[index + 1]()) if more else None
+            yield data
+    finally:
+        if following is not None:
+            following.cancel()
+            await asyncio.gather(following, return_exceptions=True)
+
+
+def chunks(data: bytes) -> Iterator[bytes]:
+    """Yield a part in pieces of a message each."""
+    return (data[start : start + CHUNK_BYTES] for start in range(0, len(data), CHUNK_BYTES))
+
+
+async def receive(requests: MessageStream[Message], part: Part) -> bytes:
+    """Receive and check one part.
+
+    Raises:
+        InvalidRequestError: The stream is malformed.
+        CorruptRowError: It is not the part that it should be.
+    """
+    data = bytearray()
+    while len(data) < part.size:
+        message = await requests.next()
+        if message is None or message.WhichOneof("part") != "chunk":
+            raise InvalidRequestError("chunk", f"a part ends after {len(data)} of {part.size} bytes")
+        if not 0 < len(message.chunk) <= min(MAX_CHUNK_BYTES, part.size - len(data)):
+            raise InvalidRequestError("chunk", f"must be 1 to {MAX_CHUNK_BYTES} bytes, all of one part")
+        data += message.chunk
+    whole = bytes(data)
+    await check(part, whole)
+    return whole
+
+
+async def receive_all(
+    requests: MessageStream[Message], parts: Sequence[Part], write: Callable[[int, bytes], Awaitable[None]]
+) -> None:
+    """Receive all parts and nothing more; one is written while the next comes in.
+
+    Args:
+        requests: The stream, behind its header.
+        parts: What must come.
+        write: Writes a part, given its index.
+
+    Raises:
+        InvalidRequestError: The stream is malformed.
+        CorruptRowError: A part is not what it should be.
+    """
+    try:
+        async with asyncio.TaskGroup() as group:
+            writing: asyncio.Task[None] | None = None
+            for index, part in enumerate(parts):
+                data = await receive(requests, part)
+                if writing is not None:
+                    await writing
+                writing = group.create_task(_written(write(index, data)))
+            if await requests.next() is not None:
+                raise InvalidRequestError("chunk", "more comes than the manifest says")
+    except ExceptionGroup as group_error:
+        # Whatever fails first ends the others.
+        raise group_error.exceptions[0] from None
+
+
+async def check(part: Part, data: bytes) -> None:
+    """Check a part, away from the event loop: the checksum of megabytes would hold up every other call.
+
+    Raises:
+        CorruptRowError: It is not what it should be.
+    """
+    await asyncio.to_thread(part.check, data)
+
+
+@contextmanager
+def counted(counter: Counter) -> Iterator[None]:
+    """Count what becomes of a call."""
+    result = "failed"
+    try:
+        yield
+        result = "done"
+    except tuple(_FAILURES) as error:
+        result = _FAILURES[type(error)]
+        raise
+    finally:
+        counter.labels(result).inc()
+
+
+async def _written(writing: Awaitable[None]) -> None:
+    await writing

@@ -1,0 +1,195 @@
+"""Loading and storing prefixes: the longest one that is stored, part by part, every part checked."""
+
+import asyncio
+import logging
+from collections import OrderedDict
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import aclosing, suppress
+from functools import partial
+
+from scissorhands.errors import CorruptRowError, InvalidRequestError, MismatchError, StoreUnavailableError
+from scissorhands.prefix import KEY_BYTES, MAX_BOUNDARIES, PrefixManifest
+from scissorhands.v1 import prefix_pb2
+from scissorhands_server.manager.admission import Admission
+from scissorhands_server.manager.metrics import ManagerMetrics
+from scissorhands_server.manager.parts import STREAM_BYTES, check, chunks, counted, in_order, receive_all
+from scissorhands_server.manager.settings import ManagerSettings
+from scissorhands_server.manager.stored_prefixes import StoredPrefix, StoredPrefixes
+from scissorhands_server.manager.stream import MessageStream
+
+LOGGER = logging.getLogger(__name__)
+
+# Boundaries that are looked up at once.
+_LOOKUPS = 8
+# Boundaries that are remembered as asked for: some megabytes.
+_MAX_ASKED = 1 << 16
+
+Request = prefix_pb2.StorePrefixRequest
+Response = prefix_pb2.LoadPrefixResponse
+
+
+class Prefixes:
+    """Gives prefixes out and takes them in. No stream holds more than two parts.
+
+    Args:
+        stored: The prefixes in the store.
+        settings: Limits.
+        metrics: The manager's metrics.
+        streams: A bound on the rows that are on their way.
+    """
+
+    def __init__(
+        self, stored: StoredPrefixes, settings: ManagerSettings, metrics: ManagerMetrics, streams: Admission
+    ) -> None:
+        self._stored = stored
+        self._settings = settings
+        self._metrics = metrics
+        self._streams = streams
+        self._asked: OrderedDict[bytes, None] = OrderedDict()
+
+    async def load(self, asked: prefix_pb2.LoadPrefixRequest) -> AsyncIterator[Response]:
+        """Yield the longest stored prefix of a prompt; the header alone if there is none.
+
+        Raises:
+            InvalidRequestError: The boundaries are malformed.
+            CorruptRowError: What is stored is not whole; what is broken of it is deleted.
+            CapacityError: Too many rows are on their way.
+            StoreUnavailableError: The store does not answer.
+        """
+        _check_boundaries(asked.boundaries)
+        with counted(self._metrics.prefix_loads):
+            before = self._remember([boundary.key for boundary in asked.boundaries])
+            chain = await self._longest(asked.boundaries)
+            manifests = [found.manifest.pack() for found in chain]
+            yield Response(header=prefix_pb2.LoadPrefixHeader(manifests=manifests, asked_before=before))
+            ticket = self._streams.admit(STREAM_BYTES)
+            try:
+                # First of all, so that their time is not over half way.
+                await asyncio.gather(*(self._stored.touch(found) for found in chain))
+                for found in chain:
+                    async with aclosing(self._send(found, evidence=found is chain[-1])) as sent:
+                        async for chunk in sent:
+                            yield Response(chunk=chunk)
+            finally:
+                ticket.release()
+
+    async def store(self, messages: AsyncIterator[Request]) -> prefix_pb2.StorePrefixResponse:
+        """Store a boundary, whole or not at all; one that is stored stays as it is.
+
+        Raises:
+            InvalidRequestError: The stream is malformed, or the state too large.
+            CorruptRowError: A part is not what the manifest says.
+            MismatchError: The manifest is of another tenant.
+            CapacityError: Too many rows are on their way.
+            StoreUnavailableError: The store does not answer.
+        """
+        requests = MessageStream(messages, self._settings.stream_timeout)
+        with counted(self._metrics.prefix_stores):
+            message = await requests.next()
+            if message is None or message.WhichOneof("part") != "header":
+                raise InvalidRequestError("part", "the stream must begin with a header")
+            manifest = self._manifest(message.header.manifest)
+            found = await self._find(manifest.key)
+            if found is not None:
+                await self._stored.touch(found)
+                return prefix_pb2.StorePrefixResponse()
+            if not await self._take(requests, manifest, message.header.manifest):
+                return prefix_pb2.StorePrefixResponse()
+        stored = manifest.state_bytes + len(message.header.manifest)
+        self._metrics.prefix_stored_bytes.inc(stored)
+        return prefix_pb2.StorePrefixResponse(stored_bytes=stored)
+
+    def _remember(self, keys: Sequence[bytes]) -> int:
+        """Note that boundaries are asked for; return how many there are up to the last that was asked for before."""
+        before = 0
+        for index, key in enumerate(keys):
+            if key in self._asked:
+                before = index + 1
+                self._asked.move_to_end(key)
+            self._asked[key] = None
+        while len(self._asked) > _MAX_ASKED:
+            self._asked.popitem(last=False)
+        return before
+
+    async def _longest(self, asked: Sequence[prefix_pb2.PrefixBoundary]) -> list[StoredPrefix]:
+        """Return what is stored of the longest prefix: one whole state, or boundaries that go on from one another."""
+        whole = [boundary.key for boundary in asked if boundary.whole]
+        grown = [boundary.key for boundary in asked if not boundary.whole]
+        for end in range(len(whole), 0, -_LOOKUPS):
+            for found in reversed(await self._found(whole[max(0, end - _LOOKUPS) : end])):
+                if found is not None:
+                    return [found]
+        chain: list[StoredPrefix] = []
+        # Most prompts share nothing, which the first boundary tells.
+        sizes = [1, *([_LOOKUPS] * len(grown))]
+        while len(chain) < len(grown):
+            batch = await self._found(grown[len(chain) : len(chain) + sizes.pop(0)])
+            for found in batch:
+                if found is None:
+                    return chain
+                chain.append(found)
+        return chain
+
+    async def _found(self, keys: Sequence[bytes]) -> list[StoredPrefix | None]:
+        return list(await asyncio.gather(*(self._find(key) for key in keys)))
+
+    async def _find(self, key: bytes) -> StoredPrefix | None:
+        """Return what is stored under a key; what cannot be read is deleted."""
+        try:
+            return await self._stored.find(key)
+        except CorruptRowError as error:
+            await self._broken(key, error)
+            return None
+
+    async def _send(self, found: StoredPrefix, *, evidence: bool) -> AsyncGenerator[bytes]:
+        """Yield the parts of a boundary in chunks."""
+        expected = iter(found.manifest.parts)
+        try:
+            async with aclosing(in_order(self._stored.fetches(found, evidence=evidence))) as parts:
+                async for data in parts:
+                    await check(next(expected), data)
+                    for chunk in chunks(data):
+                        yield chunk
+                    self._metrics.prefix_loaded_bytes.inc(len(data))
+        except CorruptRowError as error:
+            await self._broken(found.manifest.key, error)
+            raise
+
+    async def _broken(self, key: bytes, error: CorruptRowError) -> None:
+        LOGGER.warning("a stored prefix is deleted: %s", error)
+        self._metrics.prefixes_broken.inc()
+        with suppress(StoreUnavailableError):
+            await self._stored.delete(key)
+
+    def _manifest(self, data: bytes) -> PrefixManifest:
+        manifest = PrefixManifest.parse(data)
+        if manifest.identity.tenant != self._stored.tenant:
+            raise MismatchError(("tenant",))
+        if manifest.state_bytes > self._settings.max_suspended_bytes:
+            raise InvalidRequestError(
+                "header.manifest",
+                f"the state has {manifest.state_bytes} bytes, above the limit of {self._settings.max_suspended_bytes}",
+            )
+        return manifest
+
+    async def _take(self, requests: MessageStream[Request], manifest: PrefixManifest, written: bytes) -> bool:
+        """Receive and write all parts, then the record; False if it was stored meanwhile."""
+        key, writer, count = manifest.key, self._stored.new_writer(), len(manifest.parts)
+        ticket = self._streams.admit(STREAM_BYTES)
+        try:
+            await receive_all(requests, manifest.parts, partial(self._stored.put, key, writer))
+            return await self._stored.commit(key, writer, written, count)
+        except BaseException:
+            # What cannot be deleted now goes by itself.
+            with suppress(StoreUnavailableError):
+                await self._stored.discard(key, writer, count)
+            raise
+        finally:
+            ticket.release()
+
+
+def _check_boundaries(asked: Sequence[prefix_pb2.PrefixBoundary]) -> None:
+    if not 0 < len(asked) <= MAX_BOUNDARIES:
+        raise InvalidRequestError("boundaries", f"must be 1 to {MAX_BOUNDARIES}, got {len(asked)}")
+    if any(len(boundary.key) != KEY_BYTES for boundary in asked):
+        raise InvalidRequestError("boundaries.key", f"must be {KEY_BYTES} bytes")

@@ -1,0 +1,105 @@
+"""Rows on their way between worker and manager: parts in chunks, and why a call failed."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any, TypeVar, cast
+
+import grpc
+from google.protobuf.message import DecodeError, Message
+from google.rpc import error_details_pb2
+from grpc_status import rpc_status
+from prometheus_client import Counter
+
+from scissorhands.errors import CorruptRowError
+from scissorhands.suspended import Part
+from scissorhands.v1 import prefix_pb2, suspension_pb2
+from scissorhands_server.worker.link import ManagerLink
+
+# What is sent at once. grpc moves messages of this size fastest: larger ones are mapped and unmapped one by one.
+CHUNK_BYTES = 1 << 18
+
+_REASONS = {
+    grpc.StatusCode.NOT_FOUND: "new",
+    grpc.StatusCode.ABORTED: "conflict",
+    grpc.StatusCode.FAILED_PRECONDITION: "mismatch",
+    grpc.StatusCode.DATA_LOSS: "corrupt",
+    grpc.StatusCode.DEADLINE_EXCEEDED: "late",
+    grpc.StatusCode.RESOURCE_EXHAUSTED: "no_room",
+    grpc.StatusCode.UNAVAILABLE: "manager_unavailable",
+}
+
+Response = TypeVar("Response", suspension_pb2.ResumeSessionResponse, prefix_pb2.LoadPrefixResponse)
+
+
+class Miss(Exception):  # noqa: N818 - no error: the prompt is read instead.
+    """There is nothing to go on from, and why."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+async def next_message(call: "grpc.aio.UnaryStreamCall[Any, Response]") -> Response:
+    """Return the next message of a stream.
+
+    Raises:
+        CorruptRowError: There is none.
+    """
+    message = await call.read()
+    if isinstance(message, Message):
+        return cast("Response", message)
+    raise CorruptRowError("the stream of a row ends early")
+
+
+async def receive(
+    call: "grpc.aio.UnaryStreamCall[Any, Response]", parts: Sequence[Part], data: memoryview, received: Counter
+) -> None:
+    """Receive parts, and check all of them.
+
+    Args:
+        call: The stream.
+        parts: The parts.
+        data: Where they go; exactly as large as they are.
+        received: Counts their bytes.
+
+    Raises:
+        CorruptRowError: They are not whole.
+    """
+    at = 0
+    for part in parts:
+        start = at
+        while at < start + part.size:
+            chunk = (await next_message(call)).chunk
+            if not 0 < len(chunk) <= start + part.size - at:
+                raise CorruptRowError(f"a chunk of {len(chunk)} bytes does not fit its part")
+            data[at : at + len(chunk)] = chunk
+            at += len(chunk)
+        part.check(data[start:at])
+        received.inc(part.size)
+
+
+def chunks(pieces: Sequence[memoryview]) -> Iterator[bytes]:
+    """Yield parts in pieces of a message each."""
+    for piece in pieces:
+        for start in range(0, len(piece), CHUNK_BYTES):
+            yield bytes(piece[start : start + CHUNK_BYTES])
+
+
+def failure_reason(link: ManagerLink, error: grpc.aio.AioRpcError) -> str:
+    """Return why a call failed; a manager that does not answer is left alone for a while."""
+    reason = _REASONS.get(error.code(), "failed")
+    if reason == "manager_unavailable":
+        if _told_reason(error) == "STORE_UNAVAILABLE":
+            return "store_unavailable"
+        link.failed(error)
+    return reason
+
+
+def _told_reason(error: grpc.aio.AioRpcError) -> str:
+    """Return the reason that a server of ours attached to a status; empty if there is none."""
+    info = error_details_pb2.ErrorInfo()
+    try:
+        status = rpc_status.from_call(error)  # type: ignore[arg-type] # It has what grpcio's own errors have.
+        found = status is not None and any(detail.Unpack(info) for detail in status.details)
+    except (ValueError, DecodeError):
+        return ""
+    return info.reason if found else ""
