@@ -107,7 +107,7 @@ def variable(kind: type[ServerSettings], name: str) -> str:
 def _option(kind: type[ServerSettings], name: str, field: FieldInfo) -> Callable[[Command], Command]:
     dashed = name.replace("_", "-")
     default = field.get_default(call_default_factory=True, validated_data={})
-    shown = "none" if default in (None, "") else str(default)
+    shown = "none" if default is None else str(default) or "none"
     described = f"{field.description}  [env: {variable(kind, name)}; default: {shown}]"
     if field.annotation is bool:
         return click.option(f"--{dashed}/--no-{dashed}", name, default=None, help=described)

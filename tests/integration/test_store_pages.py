@@ -1,11 +1,11 @@
-"""The page store against both servers that it may meet: Debian's Redis and the embedded Valkey."""
+"""The page store against all servers that it may meet: Debian's Redis, also several of it, and the embedded Valkey."""
 
 import asyncio
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 
 import pytest
-from redis.asyncio import Redis
 from support.processes import RedisProcess
+from support.redis_groups import RedisCluster, RedisWatched
 
 from scissorhands.errors import StoreUnavailableError
 from scissorhands_server.store.base import PageInfo
@@ -15,18 +15,43 @@ from scissorhands_server.store.redis import RedisStore
 MEMORY = 32 << 20
 
 
-@asynccontextmanager
-async def redis(folder):
-    server = RedisProcess(folder, "--maxmemory", str(MEMORY), "--maxmemory-policy", "noeviction")
-    server.start()
+LIMITS = ("--maxmemory", str(MEMORY), "--maxmemory-policy", "noeviction")
+
+
+@contextmanager
+def running(servers, nodes):
+    for node in nodes:
+        node.add_options(*LIMITS)
+    servers.start()
     try:
-        yield server.url
+        yield servers.url, nodes
     finally:
-        server.stop()
+        servers.stop()
+
+
+@pytest.fixture(scope="module")
+def redis(tmp_path_factory):
+    server = RedisProcess(tmp_path_factory.mktemp("redis"))
+    with running(server, [server]) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory):
+    servers = RedisCluster(tmp_path_factory.mktemp("cluster"))
+    with running(servers, servers.nodes) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def sentinel(tmp_path_factory):
+    servers = RedisWatched(tmp_path_factory.mktemp("sentinel"), sentinels=1)
+    with running(servers, servers.servers) as found:
+        yield found
 
 
 @asynccontextmanager
-async def valkey(folder):
+async def valkey():
     server = EmbeddedStore(MEMORY)
     await server.start()
     try:
@@ -35,18 +60,22 @@ async def valkey(folder):
         await server.stop()
 
 
-@pytest.fixture(params=[redis, valkey], ids=["redis", "valkey"])
-def serving(request, tmp_path):
-    """Return a context manager that gives a store on a fresh server."""
+@pytest.fixture(params=["redis", "valkey", "cluster", "sentinel"])
+def serving(request):
+    """Return a context manager that gives a store on an empty server."""
 
     @asynccontextmanager
     async def opened(**options):
-        async with request.param(tmp_path) as url:
+        async with AsyncExitStack() as stack:
+            if request.param == "valkey":
+                url = await stack.enter_async_context(valkey())
+            else:
+                url, nodes = request.getfixturevalue(request.param)
+                for node in nodes:
+                    node.command("FLUSHALL")
             store = RedisStore(url, **{"timeout": 5.0, "connections": 4, **options})
-            try:
-                yield store
-            finally:
-                await store.close()
+            stack.push_async_callback(store.close)
+            yield store
 
     return opened
 
@@ -167,15 +196,12 @@ async def test_a_cancelled_call_leaves_no_stale_reply_behind(serving):
 
 
 @pytest.mark.parametrize("size", [12_000, 353_408, 1 << 20, 3_500_000])
-async def test_a_page_takes_its_bytes_rounded_up_by_the_allocator(tmp_path, size):
+async def test_a_page_takes_its_bytes_rounded_up_by_the_allocator(redis_server, size):
     """jemalloc has four sizes between two powers of two, so up to a fifth of what Redis counts is never used."""
-    async with redis(tmp_path) as url:
-        store = RedisStore(url, timeout=5.0, connections=1)
-        client = Redis.from_url(url)
-        try:
-            await store.put("t/a", "segment:1", bytes(size), 60)
-            used = await client.memory_usage("scissorhands:{t/a}:segment:1", samples=0)
-            assert size <= used <= 1.25 * size + 256
-        finally:
-            await client.aclose()
-            await store.close()
+    store = RedisStore(redis_server.url, timeout=5.0, connections=1)
+    try:
+        await store.put("t/a", "segment:1", bytes(size), 60)
+        used = redis_server.command("MEMORY", "USAGE", "scissorhands:{t/a}:segment:1", "SAMPLES", 0)
+        assert size <= int(used[1:]) <= 1.25 * size + 256
+    finally:
+        await store.close()

@@ -203,7 +203,7 @@ def test_a_named_store_is_used_and_left_alone(start, tmp_path):
 @pytest.mark.parametrize(
     ("options", "code", "message"),
     [
-        (["--store-url", "redis://:secret@127.0.0.1:1"], 1, "the store at redis://127.0.0.1:1 does not answer"),
+        (["--store-url", "redis://:secret@127.0.0.1:1"], 1, "the store at redis://127.0.0.1:1/0 does not answer"),
         (["--store-url", "http://127.0.0.1:1"], 1, "store_url: must begin with redis://"),
         (["--store-url", "redis://x:1", "--store-port", "6379"], 2, "leave it out with --store-url"),
         (["--rows", "0"], 1, "rows (--rows or SCISSORHANDS_WORKER_ROWS)"),

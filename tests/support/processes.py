@@ -1,6 +1,7 @@
 """Real servers as processes: a Redis that can be killed and stopped, and a manager."""
 
 import os
+import random
 import re
 import shutil
 import signal
@@ -9,16 +10,23 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 from urllib.request import urlopen
 
 START_SECONDS = 60
 STOP_SECONDS = 30
 
 
+# Below the ports that Linux gives to outgoing connections, which else may take one before its server does.
+PORTS = range(15000, 32000)
+
+
 def free_port():
     """Return a port that was free a moment ago."""
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        return taken.getsockname()[1]
+    while True:
+        port = random.choice(PORTS)
+        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
 
 
 def wait_for(condition, what, seconds=START_SECONDS):
@@ -31,16 +39,31 @@ def wait_for(condition, what, seconds=START_SECONDS):
 
 
 class RedisProcess:
-    """Debian's redis-server on a port of its own, in memory only."""
+    """Debian's redis-server on a port of its own, in memory only.
 
-    def __init__(self, folder, *options):
+    Args:
+        folder: Where it runs.
+        options: Further words of its command line.
+        config: Configuration file of a sentinel, which it then is.
+    """
+
+    def __init__(self, folder, *options, config=None):
         program = shutil.which("redis-server")
         assert program, "redis-server is not installed: apt-get install redis-server"
         self.port = free_port()
         self.url = f"redis://127.0.0.1:{self.port}/0"
-        self._command = [program, "--port", str(self.port), "--bind", "127.0.0.1", "--save", "", "--dir", str(folder)]
-        self._command += options
+        listening = ["--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(folder)]
+        kind = [str(config), *listening, "--sentinel"] if config else [*listening, "--save", ""]
+        self._command = [program, *kind, *options]
         self._process = None
+
+    @property
+    def address(self):
+        return f"127.0.0.1:{self.port}"
+
+    def add_options(self, *options):
+        """Add words to its command line."""
+        self._command += options
 
     def start(self):
         """Start it, on the same port every time, and wait until it answers."""

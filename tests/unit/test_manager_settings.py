@@ -91,6 +91,42 @@ def test_a_store_that_is_no_redis_is_refused_without_telling_its_password():
     assert "secret" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"store_url": "redis+sentinel://hush@h"}, "store_url: must end with the name"),
+        ({"store_url": "redis://h", "store_ca_file": "CA"}, "store_url: must begin with rediss"),
+        ({"store_url": "redis://h", "store_verify": False}, "store_url: must begin with rediss"),
+        ({"store_url": "rediss://h", "store_ca_file": "FILE"}, "store_ca_file: "),
+        ({"store_url": "rediss://h", "store_certificate": "none.pem"}, "store_certificate: none.pem cannot be used"),
+        ({"store_url": "rediss://h", "store_key": "FILE"}, "store_key: needs store_certificate"),
+        ({"store_url": "redis://h", "store_password_file": "none"}, "store_password_file: "),
+        ({"store_password": "hush", "store_password_file": "FILE"}, "store_password_file: leave it out"),
+    ],
+)
+def test_what_is_wrong_with_the_access_to_the_store_is_told(tmp_path, given, message):
+    file = tmp_path / "file"
+    file.write_text("hush")
+    with pytest.raises(ConfigurationError) as caught:
+        load_settings(ManagerSettings, {name: str(file) if value == "FILE" else value for name, value in given.items()})
+    assert message in str(caught.value)
+    assert "hush" not in str(caught.value)
+
+
+def test_the_password_comes_from_a_file_or_the_environment_and_is_never_shown(monkeypatch, tmp_path):
+    file = tmp_path / "password"
+    file.write_text("hush\n")
+    options = {"store_url": "redis://h", "store_user": "u"}
+    settings = load_settings(ManagerSettings, {**options, "store_password_file": str(file)})
+    assert (settings.store_access.user, settings.store_access.password) == ("u", "hush")
+    monkeypatch.setenv("SCISSORHANDS_MANAGER_STORE_PASSWORD", "hush")
+    settings = load_settings(ManagerSettings, options)
+    assert settings.store_access.password == "hush"
+    assert "hush" not in f"{settings!r} {settings.store_access!r}"
+    # An embedded store asks for none.
+    assert load_settings(ManagerSettings).store_access.password == ""
+
+
 @pytest.mark.parametrize("policy", ["lru", "h2o:paper", ""])
 def test_an_unknown_default_policy_is_refused(policy):
     with pytest.raises(ConfigurationError, match="policy"):

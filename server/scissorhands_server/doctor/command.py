@@ -24,7 +24,11 @@ _STYLES = {Status.OK: "green", Status.WARNING: "yellow", Status.FAILED: "bold re
 
 @click.command()
 @click.option("--model", help="Look at this model too: a folder, a GGUF file or a hub id.")
-@click.option("--store-url", help="Look at this store: redis://, rediss:// or unix://; none: at the embedded one.")
+@click.option(
+    "--store-url",
+    help="Look at this store, with user, password and certificates of the manager's variables; none: at the embedded "
+    "one.",
+)
 @click.option("--server", metavar="HOST:PORT", help="A worker that should be serving.")
 @click.option("--manager", metavar="HOST:PORT", help="A cache manager that should be serving.")
 @click.option(

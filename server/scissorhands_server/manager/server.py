@@ -24,8 +24,9 @@ from scissorhands_server.manager.suspended_rows import SuspendedRows
 from scissorhands_server.manager.suspension import Suspension
 from scissorhands_server.manager.upkeep import Upkeep
 from scissorhands_server.status import StatusInterceptor
+from scissorhands_server.store.address import Kind, StoreAddress
 from scissorhands_server.store.base import PageStore
-from scissorhands_server.store.breaker import BreakerStore
+from scissorhands_server.store.breaker import CLUSTER_TRIPPING, TRIPPING, BreakerStore
 from scissorhands_server.store.deadline import DeadlineStore
 from scissorhands_server.store.embedded import EmbeddedStore
 from scissorhands_server.store.metered import MeteredStore
@@ -104,6 +105,8 @@ async def _manager(settings: ManagerSettings, store_url: str, registry: Collecto
 
 def _store(settings: ManagerSettings, url: str, metrics: ManagerMetrics) -> PageStore:
     """Wrap the store in deadlines, then measures, then the breaker, whose refusals are no calls and not measured."""
-    redis = RedisStore(url, settings.store_timeout, settings.store_connections)
+    redis = RedisStore(url, settings.store_timeout, settings.store_connections, settings.store_access)
     within_deadline = DeadlineStore(redis, settings.store_timeout)
-    return BreakerStore(MeteredStore(within_deadline, metrics.store_operation, metrics.store_errors))
+    metered = MeteredStore(within_deadline, metrics.store_operation, metrics.store_errors)
+    clustered = StoreAddress.parse(url).kind is Kind.CLUSTER
+    return BreakerStore(metered, tripping=CLUSTER_TRIPPING if clustered else TRIPPING)

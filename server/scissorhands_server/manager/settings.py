@@ -1,16 +1,17 @@
 """The settings of the manager."""
 
+from pathlib import Path
 from typing import Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, SecretStr, model_validator
 from pydantic_settings import SettingsConfigDict
 
 from scissorhands.errors import InvalidRequestError
 from scissorhands.policies import get_policy
 from scissorhands_server.settings import ServerSettings
+from scissorhands_server.store.address import Access, StoreAddress
 
 _MIB = 1 << 20
-_STORE_SCHEMES = ("redis://", "rediss://", "unix://")
 
 
 class ManagerSettings(ServerSettings):
@@ -26,8 +27,24 @@ class ManagerSettings(ServerSettings):
     grace: float = Field(default=5.0, ge=0, le=3600, description="How long a stop waits for calls, in seconds.")
 
     store_url: str = Field(
-        default="", description="Redis to use: redis://, rediss:// or unix://; none starts an embedded server."
+        default="",
+        description="Redis to use: redis://, rediss:// (TLS), unix://, redis+sentinel://HOST,HOST/NAME or "
+        "redis+cluster://HOST,HOST, the last two also with rediss; none starts an embedded server.",
     )
+    store_user: str = Field(default="", description="ACL user of the store, if the URL names none.")
+    store_password: SecretStr = Field(
+        default=SecretStr(""),
+        description="Password of the store, if the URL has none; others may read a command line, so set the variable.",
+    )
+    store_password_file: Path | None = Field(default=None, description="File that holds the password instead.")
+    store_ca_file: Path | None = Field(
+        default=None, description="Certificates to trust of a store with TLS, in PEM; none takes the system's."
+    )
+    store_certificate: Path | None = Field(
+        default=None, description="Certificate to show to a store with TLS, in PEM; none shows none."
+    )
+    store_key: Path | None = Field(default=None, description="Its key, in PEM, if the certificate's file has it not.")
+    store_verify: bool = Field(default=True, description="Whether a store with TLS must show a trusted certificate.")
     store_timeout: float = Field(default=2.0, gt=0, le=60, description="The most one store call may take, in seconds.")
     store_connections: int = Field(default=16, ge=1, le=1024, description="Most connections to the store.")
     embedded_store_bytes: int = Field(
@@ -106,9 +123,7 @@ class ManagerSettings(ServerSettings):
 
     @model_validator(mode="after")
     def _agree(self) -> Self:
-        if self.store_url and not self.store_url.startswith(_STORE_SCHEMES):
-            # The URL may hold a password, so it is not quoted.
-            raise ValueError(f"store_url: must begin with {', '.join(_STORE_SCHEMES)}")
+        self._check_store()
         name, _, preset = self.policy.partition(":")
         try:
             get_policy(name, preset)
@@ -117,3 +132,42 @@ class ManagerSettings(ServerSettings):
         if self.max_segment_bytes > self.segment_memory_bytes:
             raise ValueError("segment_memory_bytes: must be at least max_segment_bytes")
         return self
+
+    @property
+    def store_access(self) -> Access:
+        """How connections to the store prove and protect themselves; an embedded one asks for nothing."""
+        if not self.store_url:
+            return Access()
+        password = self.store_password.get_secret_value()
+        if self.store_password_file is not None:
+            password = self.store_password_file.read_text(encoding="utf-8").strip()
+        return Access(
+            user=self.store_user,
+            password=password,
+            ca_file=self.store_ca_file,
+            certificate=self.store_certificate,
+            key=self.store_key,
+            verify=self.store_verify,
+        )
+
+    def _check_store(self) -> None:
+        """Refuse what cannot be meant; the URL may hold a password, so it is never quoted."""
+        tls = False
+        if self.store_url:
+            try:
+                tls = StoreAddress.parse(self.store_url).tls
+            except ValueError as error:
+                raise ValueError(f"store_url: {error}") from error
+        if self.store_password_file is not None and self.store_password.get_secret_value():
+            raise ValueError("store_password_file: leave it out when store_password is given")
+        if self.store_key is not None and self.store_certificate is None:
+            raise ValueError("store_key: needs store_certificate")
+        certificates = (self.store_ca_file, self.store_certificate)
+        if not tls and (any(certificates) or not self.store_verify):
+            raise ValueError("store_url: must begin with rediss for certificates to be used")
+        try:
+            self.store_access.check()
+        except OSError as error:
+            raise ValueError(f"store_password_file: {error}") from error
+        except ValueError as error:
+            raise ValueError(f"store_{error}") from error

@@ -11,8 +11,10 @@ from scissorhands.errors import StoreUnavailableError
 from scissorhands_server.store.base import PageStore
 from scissorhands_server.store.decorator import Result, StoreDecorator
 
-# A store that refuses one call (out of memory, say) answers, and the next call may succeed.
-_TRIPPING = frozenset({"timeout", "unreachable"})
+# Reasons that count. A store that refuses one call (out of memory, say) answers, and the next call may succeed.
+TRIPPING = frozenset({"timeout", "unreachable"})
+# Of a cluster: one node that is gone refuses its calls at once, and must not take the other nodes away.
+CLUSTER_TRIPPING = frozenset({"timeout"})
 
 
 class BreakerStore(StoreDecorator):
@@ -22,13 +24,20 @@ class BreakerStore(StoreDecorator):
         inner: The store.
         threshold: Failures in a row that open the circuit.
         cooldown: How long it stays open before a probe, in seconds.
+        tripping: Reasons of failures that count.
         clock: Monotonic time in seconds.
     """
 
     def __init__(
-        self, inner: PageStore, threshold: int = 2, cooldown: float = 1.0, clock: Callable[[], float] = time.monotonic
+        self,
+        inner: PageStore,
+        threshold: int = 2,
+        cooldown: float = 1.0,
+        tripping: frozenset[str] = TRIPPING,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         super().__init__(inner)
+        self._tripping = tripping
         self._threshold = threshold
         self._cooldown = cooldown
         self._clock = clock
@@ -53,7 +62,7 @@ class BreakerStore(StoreDecorator):
         try:
             result = await call()
         except StoreUnavailableError as error:
-            self._settle(failed=error.reason in _TRIPPING)
+            self._settle(failed=error.reason in self._tripping)
             raise
         finally:
             # A cancelled call says nothing about the store, but the next one may probe.

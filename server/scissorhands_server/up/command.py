@@ -56,9 +56,7 @@ def _port(option: str, default: int, meaning: str) -> Callable[[Command], Comman
 @_port("--metrics-port", 9101, "Port of the worker's metrics.")
 @_port("--manager-port", 50052, "gRPC port of the manager.")
 @_port("--manager-metrics-port", 9102, "Port of the manager's metrics.")
-@click.option(
-    "--store-url", default="", help="Redis to use: redis://, rediss:// or unix://. Without it, one is started."
-)
+@click.option("--store-url", default="", help="Redis to use, as of the manager's option. Without it, one is started.")
 @_port("--store-port", 0, "Loopback port of the store that is started.")
 @click.option(
     "--store-bytes",
@@ -120,7 +118,7 @@ def up(
         raise click.UsageError(f"--state-file: there is no folder {state_file.parent}")
     defaults = {"budget": budget, "policy": policy}
     try:
-        _check(defaults, store_url, worker)
+        managing = _check(defaults, store_url, worker)
         wanted = {
             "--port": port,
             "--metrics-port": metrics_port,
@@ -135,6 +133,7 @@ def up(
             manager_port=ports["--manager-port"],
             manager_metrics_port=ports["--manager-metrics-port"],
             store_url=store_url,
+            store_access=managing.store_access,
             store_port=0 if store_url else choose_ports("127.0.0.1", {"--store-port": store_port})["--store-port"],
             store_bytes=store_bytes,
             worker_arguments=_arguments({"default_budget": budget, "default_policy": policy, **worker}),
@@ -163,8 +162,8 @@ def _logging_to(output: Output) -> Iterator[None]:
         logger.removeHandler(handler)
 
 
-def _check(defaults: dict[str, Any], store_url: str, worker: dict[str, Any]) -> None:
-    """Refuse what the processes would refuse, before any is started.
+def _check(defaults: dict[str, Any], store_url: str, worker: dict[str, Any]) -> ManagerSettings:
+    """Refuse what the processes would refuse, before any is started; return the manager's settings.
 
     Raises:
         ConfigurationError: A setting is malformed or out of range.
@@ -175,7 +174,7 @@ def _check(defaults: dict[str, Any], store_url: str, worker: dict[str, Any]) -> 
         {**settings, "default_budget": defaults["budget"], "default_policy": defaults["policy"]},
         worker.get("config"),
     )
-    load_settings(
+    return load_settings(
         ManagerSettings,
         {"store_url": store_url or None, "budget_fraction": defaults["budget"], "policy": defaults["policy"]},
     )

@@ -9,13 +9,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import click
 
 from scissorhands.errors import StoreUnavailableError
 from scissorhands_server import healthcheck
 from scissorhands_server.hosting import address
+from scissorhands_server.store.address import Access, StoreAddress
 from scissorhands_server.store.embedded import EmbeddedStore
 from scissorhands_server.store.redis import RedisStore
 from scissorhands_server.up.child import ChildCommand
@@ -41,6 +41,7 @@ class Plan:
         manager_port: gRPC port of the manager.
         manager_metrics_port: Port of the manager's metrics.
         store_url: Store to use; empty starts one.
+        store_access: How connections to a store that is named prove and protect themselves.
         store_port: Port on which a started store listens too.
         store_bytes: Most bytes that a started store holds.
         worker_arguments: Further arguments of the worker.
@@ -53,6 +54,7 @@ class Plan:
     manager_port: int
     manager_metrics_port: int
     store_url: str
+    store_access: Access
     store_port: int
     store_bytes: int
     worker_arguments: tuple[str, ...]
@@ -73,8 +75,7 @@ class Plan:
         """Where the store is reached, without credentials."""
         if not self.store_url:
             return f"redis://127.0.0.1:{self.store_port}"
-        parts = urlsplit(self.store_url)
-        return parts._replace(netloc=parts.netloc.rpartition("@")[2], query="").geturl()
+        return str(StoreAddress.parse(self.store_url))
 
     def metrics(self, port: int) -> str:
         """Return the URL of a metrics endpoint."""
@@ -142,7 +143,7 @@ class System:
             await self._store.start()
             self._output.line("up", f"store is ready on {self._plan.store}")
             return self._store.url
-        named = RedisStore(self._plan.store_url, _STORE_SECONDS, connections=1)
+        named = RedisStore(self._plan.store_url, _STORE_SECONDS, connections=1, access=self._plan.store_access)
         try:
             await named.ping()
         except StoreUnavailableError as error:

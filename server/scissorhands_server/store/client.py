@@ -1,0 +1,85 @@
+"""redis-py's clients for every kind of address: one server, what sentinels point to, or a cluster."""
+
+from typing import Any
+
+from redis.asyncio import Redis, RedisCluster, Sentinel, SSLConnection, UnixDomainSocketConnection
+from redis.asyncio.cluster import ClusterNode
+from redis.asyncio.connection import Connection, ConnectionPool
+from redis.asyncio.retry import Retry
+from redis.asyncio.sentinel import SentinelConnectionPool
+from redis.backoff import NoBackoff
+from redis.exceptions import ConnectionError as RedisConnectionError
+
+from scissorhands_server.store.address import Access, Kind, StoreAddress
+
+# Of the time for one call. Finding the way around a node that does not answer takes a wait for it, then another node.
+_HOP_SHARE = 0.5
+
+Client = Redis | RedisCluster
+
+
+def make_client(address: StoreAddress, access: Access, timeout: float, connections: int) -> Client:
+    """Make a client; it connects when it is used first.
+
+    Args:
+        address: Where the store is.
+        access: How connections prove and protect themselves.
+        timeout: The most that one call may take, in seconds.
+        connections: Calls that are made at once.
+    """
+    hop = timeout if address.kind in {Kind.SERVER, Kind.SOCKET} else timeout * _HOP_SHARE
+    waits = {"socket_timeout": hop, "socket_connect_timeout": hop}
+    tls = _tls(address, access)
+    common = {
+        "username": address.user or access.user or None,
+        "password": address.password or access.password or None,
+        # One fresh try, for connections that a restarted server has closed behind our back.
+        "retry": Retry(NoBackoff(), 1, supported_errors=(RedisConnectionError,)),
+        **waits,
+        **tls,
+    }
+    if address.kind is Kind.CLUSTER:
+        return RedisCluster(
+            startup_nodes=[ClusterNode(host, port) for host, port in address.nodes],
+            ssl=address.tls,
+            # To each node. Beside those of calls there are some that are being closed, and one asks for the layout.
+            max_connections=2 * connections + 1,
+            # A slot that has moved is noted. Asking for the whole layout anew would cut off the calls of others.
+            reinitialize_steps=0,
+            **common,
+        )
+    common |= {"db": address.database, "max_connections": connections}
+    if address.kind is Kind.SENTINEL:
+        # Sentinels have no users of the store's; they are asked without a password.
+        # One that does not answer is not asked again, but the next one is.
+        asking = {"ssl": address.tls, "retry": Retry(NoBackoff(), 0), **waits, **tls}
+        sentinels = Sentinel(address.nodes, sentinel_kwargs=asking)  # type: ignore[no-untyped-call] # It has no types.
+        client: Redis = sentinels.master_for(address.master, ssl=address.tls, **common)
+        return client
+    return Redis.from_pool(ConnectionPool(**_place(address), **common))
+
+
+async def close_client(client: Client) -> None:
+    """Close all connections of a client, those to sentinels included."""
+    await client.aclose()
+    pool = getattr(client, "connection_pool", None)
+    if isinstance(pool, SentinelConnectionPool):
+        await pool.sentinel_manager.aclose()
+
+
+def _place(address: StoreAddress) -> dict[str, Any]:
+    if address.kind is Kind.SOCKET:
+        return {"connection_class": UnixDomainSocketConnection, "path": address.path}
+    ((host, port),) = address.nodes
+    return {"connection_class": SSLConnection if address.tls else Connection, "host": host, "port": port}
+
+
+def _tls(address: StoreAddress, access: Access) -> dict[str, Any]:
+    if not address.tls:
+        return {}
+    files = {"ssl_ca_certs": access.ca_file, "ssl_certfile": access.certificate, "ssl_keyfile": access.key}
+    return {
+        "ssl_cert_reqs": "required" if access.verify else "none",
+        "ssl_check_hostname": access.verify,
+        **{name: str(path) for name, path in files.items() if path},
+    }
