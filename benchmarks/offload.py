@@ -1,6 +1,6 @@
 """Resuming a conversation from the store against reading it anew, with two workers, a manager and a Valkey here.
 
-    python benchmarks/offload.py --model .models/smollm2-135m-instruct --text .texts/emma.txt --json offload.json
+    python -m benchmarks.offload --model .models/smollm2-135m-instruct --text .texts/emma.txt --json offload.json
 
 For every setting, a first turn of ``--tokens`` tokens is held with one worker. Turns of 16 tokens follow, with the two
 workers in turn; each is resumed from the store, and read anew for comparison by a request of no session, in one run.
@@ -12,38 +12,30 @@ import asyncio
 import json
 import os
 import platform
-import re
-import sys
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from tempfile import mkdtemp
 from typing import Any
-from urllib.request import urlopen
 
 import click
 import torch
 import transformers
-from prometheus_client.parser import text_string_to_metric_families
 from redis.asyncio import Redis
 
+from benchmarks.serving import Served, ask, figures, manager, worker
 from scissorhands.probe import probe
 from scissorhands.suspended import PART_BYTES
-from scissorhands_client import AsyncClient, Budget, Delta, GenerateOptions, TokenIds
+from scissorhands_client import Budget, GenerateOptions
 from scissorhands_server.store.embedded import EmbeddedStore
 from scissorhands_server.worker.loading import LoadedModel, load
-from scissorhands_server.worker.server import Worker
-from scissorhands_server.worker.settings import WorkerSettings
 
 # The setting whose ratios stand for all.
 HEADLINE = "budget_20_4bit"
 TURN_TOKENS = 16
 ANSWER_TOKENS = 4
 _STORE_BYTES = 1 << 30
-_TIMEOUT = 3600.0
 
 
 @dataclass(frozen=True)
@@ -137,15 +129,6 @@ async def measure(
         await store.stop()
 
 
-@dataclass(frozen=True)
-class Served:
-    """A worker and a client of it."""
-
-    worker: Worker
-    client: AsyncClient
-    registry: Any
-
-
 async def talk(
     setting: Setting, ids: list[int], tokens: int, turns: int, workers: tuple[Served, Served], redis: Any
 ) -> dict[str, Any]:
@@ -188,18 +171,6 @@ async def talk(
     return row
 
 
-async def ask(served: Served, prompt: list[int], options: GenerateOptions) -> tuple[list[int], float, Any]:
-    """Return an answer's tokens, the time to the first of them, and the last event."""
-    tokens: list[int] = []
-    began, first, last = time.perf_counter(), 0.0, None
-    async with served.client.generate(TokenIds(tuple(prompt)), options) as stream:
-        async for last in stream:
-            if isinstance(last, Delta):
-                first = first or time.perf_counter() - began
-                tokens += last.token_ids
-    return tokens, first, last
-
-
 async def stored_bytes(redis: Any, session_id: str) -> int:
     """Return what the store takes for a session's row, by its own account."""
     keys = [key async for key in redis.scan_iter(f"*/{session_id}}}:suspended:*")]
@@ -230,50 +201,6 @@ async def throughput(workers: tuple[Served, Served], size: int, redis: Any, befo
         "redis_set_bytes_per_second": len(names) * len(part) / median(times["set"]),
         "redis_get_bytes_per_second": len(names) * len(part) / median(times["get"]),
     }
-
-
-def figures(served: Served) -> dict[str, float]:
-    """Return a worker's metrics without labels, their common prefix left out."""
-    return {
-        sample.name.removeprefix("scissorhands_worker_"): sample.value
-        for family in served.registry()
-        for sample in family.samples
-        if not sample.labels
-    }
-
-
-@asynccontextmanager
-async def manager(store_url: str) -> AsyncIterator[str]:
-    """Run a manager as a process of its own; yield its address."""
-    command = [sys.executable, "-m", "scissorhands", "manager", "--store-url", store_url]
-    process = await asyncio.create_subprocess_exec(
-        *command, "--port", "0", "--metrics-port", "0", "--log-level", "warning", stdout=asyncio.subprocess.PIPE
-    )
-    assert process.stdout is not None
-    try:
-        found = None
-        while found is None:
-            found = re.search(r"manager ready on (\S+)", (await process.stdout.readline()).decode())
-        yield found[1]
-    finally:
-        process.terminate()
-        await process.wait()
-
-
-@asynccontextmanager
-async def worker(loaded: LoadedModel, manager_address: str) -> AsyncIterator[Served]:
-    """Run a worker in this process; yield it with a client."""
-    settings = WorkerSettings(model="x", port=0, metrics_port=0, manager=manager_address, suspend_deadline=60)
-    async with (
-        Worker(settings, loaded) as running,
-        AsyncClient(f"127.0.0.1:{running.port}", timeout=_TIMEOUT) as client,
-    ):
-
-        def registry() -> Any:
-            with urlopen(f"http://127.0.0.1:{running.metrics_port}/metrics") as response:
-                return list(text_string_to_metric_families(response.read().decode()))
-
-        yield Served(running, client, registry)
 
 
 if __name__ == "__main__":

@@ -62,6 +62,8 @@ class Prefixes:
             chain = await self._longest(asked.boundaries)
             manifests = [found.manifest.pack() for found in chain]
             yield Response(header=prefix_pb2.LoadPrefixHeader(manifests=manifests, asked_before=before))
+            if not chain:
+                return
             ticket = self._streams.admit(STREAM_BYTES)
             try:
                 # First of all, so that their time is not over half way.
