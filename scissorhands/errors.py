@@ -9,8 +9,10 @@
     ├── ConfigurationError         a setting of ours, at start-up
     ├── UnsupportedModelError      a model that cannot be served rightly, at start-up
     ├── CapacityError              a bounded queue is full; try again after a while
+    ├── QuotaError                 an object that finds no room in the store; names the setting
     ├── UnavailableError           something we depend on does not answer
     │   ├── StoreUnavailableError
+    │   │   └── StoreFullError     it answers, but has no memory left
     │   └── ManagerUnavailableError
     ├── CorruptSegmentError        stored bytes that are not what they should be
     ├── CorruptRowError            a suspended row that is not whole
@@ -87,6 +89,19 @@ class CapacityError(ScissorhandsError):
         self.retry_after = retry_after
 
 
+class QuotaError(ScissorhandsError):
+    """An object that finds no room among what its tenant, or the store, may hold.
+
+    Args:
+        setting: The setting that bounds it.
+        message: What does not fit.
+    """
+
+    def __init__(self, setting: str, message: str) -> None:
+        super().__init__(f"{message}; raise {setting} of the manager to keep it")
+        self.setting = setting
+
+
 class UnavailableError(ScissorhandsError):
     """Something that we depend on does not answer."""
 
@@ -96,13 +111,24 @@ class StoreUnavailableError(UnavailableError):
 
     Args:
         message: What failed.
-        reason: One of ``timeout``, ``unreachable``, ``refused`` (it answers, but not what was asked) and ``open``
-            (it failed a moment ago, so it was not asked).
+        reason: One of ``timeout``, ``unreachable``, ``refused`` (it answers, but not what was asked), ``full`` (it has
+            no memory left) and ``open`` (it failed a moment ago, so it was not asked).
     """
 
     def __init__(self, message: str, reason: str = "unreachable") -> None:
         super().__init__(message)
         self.reason = reason
+
+
+class StoreFullError(StoreUnavailableError):
+    """The store answers, but refuses to write because its memory is full.
+
+    Args:
+        message: What failed.
+    """
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, "full")
 
 
 class ManagerUnavailableError(UnavailableError):

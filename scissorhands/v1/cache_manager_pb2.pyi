@@ -651,7 +651,9 @@ class SegmentRefusal(_message.Message):
     epoch: _builtins.int
     """Epoch of the segment."""
     reason: _builtins.str
-    """Reason, from a small closed set: corrupt, too_large, session_closed, store_unavailable."""
+    """Reason, from a small closed set: corrupt, too_large, session_closed, store_unavailable, store_full,
+    quota.
+    """
     def __init__(
         self,
         *,

@@ -22,8 +22,10 @@ from scissorhands.errors import (
     ManagerUnavailableError,
     MismatchError,
     NotFoundError,
+    QuotaError,
     ScissorhandsError,
     SessionConflictError,
+    StoreFullError,
     StoreUnavailableError,
     UnavailableError,
     UnsupportedModelError,
@@ -57,8 +59,10 @@ STATUS_TABLE: dict[type[ScissorhandsError], StatusRow] = {
     ConfigurationError: StatusRow(grpc.StatusCode.FAILED_PRECONDITION, "CONFIGURATION"),
     UnsupportedModelError: StatusRow(grpc.StatusCode.FAILED_PRECONDITION, "UNSUPPORTED_MODEL"),
     CapacityError: StatusRow(grpc.StatusCode.RESOURCE_EXHAUSTED, "CAPACITY"),
+    QuotaError: StatusRow(grpc.StatusCode.RESOURCE_EXHAUSTED, "QUOTA"),
     UnavailableError: StatusRow(grpc.StatusCode.UNAVAILABLE, "UNAVAILABLE"),
     StoreUnavailableError: StatusRow(grpc.StatusCode.UNAVAILABLE, "STORE_UNAVAILABLE"),
+    StoreFullError: StatusRow(grpc.StatusCode.UNAVAILABLE, "STORE_FULL"),
     ManagerUnavailableError: StatusRow(grpc.StatusCode.UNAVAILABLE, "MANAGER_UNAVAILABLE"),
     CorruptSegmentError: StatusRow(grpc.StatusCode.DATA_LOSS, "CORRUPT_SEGMENT"),
     CorruptRowError: StatusRow(grpc.StatusCode.DATA_LOSS, "CORRUPT_ROW"),
@@ -200,6 +204,8 @@ def _metadata(error: ScissorhandsError) -> dict[str, str]:
         return {"field": _cut(error.field, MAX_FIELD_BYTES), "smallest_slots": str(error.smallest)}
     if isinstance(error, InvalidRequestError | NotFoundError):
         return {"field": _cut(error.field, MAX_FIELD_BYTES)}
+    if isinstance(error, QuotaError):
+        return {"setting": error.setting}
     if isinstance(error, MismatchError):
         return {"different": _cut(",".join(error.different), MAX_FIELD_BYTES)}
     return {}

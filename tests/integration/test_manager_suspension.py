@@ -39,6 +39,11 @@ def parts(redis):
     return [key for key in keys(redis) if key.rpartition(":")[2].isdecimal()]
 
 
+def stored(redis):
+    """Return the ids of the sessions that have parts in the store."""
+    return {key.split("/")[1].split("}")[0] for key in parts(redis)}
+
+
 async def release(stub, fence, session_id="s1"):
     """End a turn that keeps nothing, as a worker does."""
     request = cache_manager_pb2.CloseSessionRequest(session_id=session_id, fence=fence)
@@ -287,7 +292,7 @@ async def test_a_store_that_is_full(start_manager, tmp_path, connect, policy):
     server = RedisProcess(tmp_path, "--maxmemory", "14mb", "--maxmemory-policy", policy)
     server.start()
     try:
-        manager = start_manager(store_url=server.url)
+        manager = start_manager(store_url=server.url, store_high_bytes=1 << 40, janitor_interval=0.2)
         async with connect(manager) as stub:
             kept = {}
             for number in range(5):
@@ -304,8 +309,15 @@ async def test_a_store_that_is_full(start_manager, tmp_path, connect, policy):
             whole = {name: turn.data for name, turn in turns.items() if turn.code is grpc.StatusCode.OK}
             assert whole.items() <= kept.items()
             assert len(whole) < 5
+            broken = [name for name, turn in turns.items() if turn.code is DATA_LOSS]
+            assert manager.metric('evicted_objects_total{kind="row",reason="broken"}') >= len(broken)
             if policy == "noeviction":
                 assert whole == kept
+                assert manager.metric('suspensions_total{result="store_full"}') == 5 - len(kept)
+                assert manager.metric('store_errors_total{reason="full"}') >= 5 - len(kept)
+                assert manager.metric('store_errors_total{reason="unreachable"}') == 0
+            # Nothing is left of what is not whole, not even a part that could be written.
+            await asyncio.to_thread(wait_for, lambda: stored(server) == set(whole), "the rest to be deleted")
     finally:
         server.stop()
 

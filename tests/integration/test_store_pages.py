@@ -171,7 +171,7 @@ async def test_a_full_store_refuses_and_goes_on_reading(serving):
 
         with pytest.raises(StoreUnavailableError) as caught:
             await fill()
-        assert caught.value.reason == "refused"
+        assert caught.value.reason == "full"
         assert await store.get("t/a", "p") == b"kept"
 
 

@@ -159,4 +159,8 @@ async def test_every_method_passes_the_guard():
     await recorder.delete("o", ["p"])
     await recorder.list_pages("o")
     await recorder.stat("o", "p")
+    await recorder.time_left("o", "p")
+    await recorder.run("o", "return 1", ["p"], [])
+    await recorder.scan("")
+    await recorder.info()
     assert tuple(recorder.seen) == METHODS

@@ -4,6 +4,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from scissorhands.ledger import Ledger, SessionState
 from scissorhands.v1 import budget_pb2, cache_manager_pb2
+from scissorhands_server.manager.space_metrics import SpaceMetrics
 from scissorhands_server.status import STATUS_TABLE
 from scissorhands_server.store.decorator import METHODS as STORE_METHODS
 
@@ -14,9 +15,20 @@ BUDGET_SOURCES = {
     budget_pb2.BUDGET_SOURCE_MEASURED: "measured",
 }
 PLAN_RESULTS = ("computed", "refused", "shed", "failed", "cancelled")
-REFUSAL_REASONS = ("corrupt", "too_large", "store_unavailable", "session_closed")
-SUSPENSION_RESULTS = ("done", "conflict", "mismatch", "corrupt", "store_unavailable", "refused", "cancelled", "failed")
-STORE_ERRORS = ("timeout", "unreachable", "refused")
+REFUSAL_REASONS = ("corrupt", "too_large", "store_unavailable", "store_full", "quota", "session_closed")
+SUSPENSION_RESULTS = (
+    "done",
+    "conflict",
+    "mismatch",
+    "corrupt",
+    "store_unavailable",
+    "store_full",
+    "quota",
+    "refused",
+    "cancelled",
+    "failed",
+)
+STORE_ERRORS = ("timeout", "unreachable", "refused", "full")
 CODES = tuple(sorted({"OK", "CANCELLED", *(row.code.name for row in STATUS_TABLE.values())}))
 SERVICE = cache_manager_pb2.DESCRIPTOR.services_by_name["CacheManagerService"]
 METHODS = tuple(method.name for method in SERVICE.methods)
@@ -76,6 +88,7 @@ class ManagerMetrics:
         )
         self.store_up = gauge("store_up", "Whether the store answered last.")
         self.grpc_requests = counter("grpc_requests_total", "Calls that ended, by method and status.", "method", "code")
+        self.space = SpaceMetrics(registry)
         self._start_at_zero()
 
     def _start_at_zero(self) -> None:

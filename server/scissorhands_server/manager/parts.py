@@ -12,7 +12,9 @@ from scissorhands.errors import (
     InvalidRequestError,
     MismatchError,
     NotFoundError,
+    QuotaError,
     SessionConflictError,
+    StoreFullError,
     StoreUnavailableError,
 )
 from scissorhands.suspended import PART_BYTES, Part
@@ -32,6 +34,8 @@ _FAILURES: dict[type[BaseException], str] = {
     SessionConflictError: "conflict",
     MismatchError: "mismatch",
     CorruptRowError: "corrupt",
+    QuotaError: "quota",
+    StoreFullError: "store_full",
     StoreUnavailableError: "store_unavailable",
     asyncio.CancelledError: "cancelled",
     GeneratorExit: "cancelled",

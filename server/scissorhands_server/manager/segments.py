@@ -9,6 +9,8 @@ from scissorhands.errors import (
     CorruptSegmentError,
     InvalidRequestError,
     NotFoundError,
+    QuotaError,
+    StoreFullError,
     StoreUnavailableError,
 )
 from scissorhands.ledger import Ledger, SegmentRecord, SessionRecord
@@ -19,6 +21,7 @@ from scissorhands_server.manager.checks import check_granted, check_session_id
 from scissorhands_server.manager.metrics import ManagerMetrics
 from scissorhands_server.manager.sessions import Sessions
 from scissorhands_server.manager.settings import ManagerSettings
+from scissorhands_server.manager.space import Space
 from scissorhands_server.manager.stored import StoredSegments, part_of
 from scissorhands_server.manager.stream import MessageStream
 from scissorhands_server.manager.uploads import MAX_CHUNK_BYTES, receive_segments
@@ -28,6 +31,13 @@ LOGGER = logging.getLogger(__name__)
 RETRY_AFTER_SECONDS = 0.5
 _MAX_STREAMS = 1024
 
+# Why a segment is refused that is good.
+_REASONS: dict[type[Exception], str] = {
+    StoreUnavailableError: "store_unavailable",
+    StoreFullError: "store_full",
+    QuotaError: "quota",
+}
+
 Chunk = cache_manager_pb2.FetchSegmentsResponse
 
 
@@ -36,6 +46,7 @@ class Segments:
 
     Args:
         stored: The segments in the store.
+        space: Makes room for them.
         sessions: Where the sessions of calls are recalled.
         ledger: Where segments are recorded.
         settings: Limits.
@@ -46,6 +57,7 @@ class Segments:
     def __init__(
         self,
         stored: StoredSegments,
+        space: Space,
         sessions: Sessions,
         ledger: Ledger,
         settings: ManagerSettings,
@@ -53,6 +65,7 @@ class Segments:
         clock: Callable[[], float],
     ) -> None:
         self._stored = stored
+        self._space = space
         self._sessions = sessions
         self._ledger = ledger
         self._settings = settings
@@ -106,6 +119,7 @@ class Segments:
         stored = await self._stored.sizes(request.session_id)
         if not stored and self._ledger.find(request.session_id) is None:
             raise NotFoundError("session_id", f"no session {request.session_id!r}, and no segments of one")
+        await self._space.use([self._stored.object_name(request.session_id)], pinned=True)
         for epoch in request.epochs or stored:
             header = await self._stored.header(request.session_id, epoch)
             chunks = self._sections(request, epoch, header) if request.sections else self._whole(request, epoch, header)
@@ -152,6 +166,7 @@ class Segments:
         epochs = sorted({*stored, *record.segments})
         if epochs:
             await self._stored.delete(record.session_id, epochs)
+            await self._space.forget([self._stored.object_name(record.session_id)])
         self._ledger.deleted(record, epochs)
         self._metrics.show(self._ledger)
 
@@ -171,14 +186,16 @@ class Segments:
         if record.discarded:
             return "session_closed"
         try:
-            await self._stored.write(session.session_id, header.epoch, data)
+            name = self._stored.object_name(session.session_id)
+            async with self._space.writing(name, len(data), self._stored.ttl, whole=False):
+                await self._stored.write(session.session_id, header.epoch, data)
             self._ledger.stored(record, self._entry(header.epoch, parsed.step, parsed.slots, len(data)))
             if record.discarded:  # It was closed while the segment was on its way.
                 await self.discard(record)
                 return "session_closed"
-        except StoreUnavailableError as error:
+        except (StoreUnavailableError, QuotaError) as error:
             LOGGER.info("segment %d of session %s is refused: %s", header.epoch, session.session_id, error)
-            return "store_unavailable"
+            return _REASONS[type(error)]
         self._metrics.store_bytes.set(self._ledger.segment_bytes)
         return ""
 

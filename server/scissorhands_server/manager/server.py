@@ -11,6 +11,7 @@ from scissorhands.ledger import Ledger, LedgerLimits
 from scissorhands.v1 import cache_manager_pb2_grpc
 from scissorhands_server.hosting import GrpcHost, MetricsEndpoint, StopSignals, address, configure_logging
 from scissorhands_server.manager.admission import Admission
+from scissorhands_server.manager.janitor import Janitor
 from scissorhands_server.manager.metrics import SERVICE, ManagerMetrics
 from scissorhands_server.manager.planning import Planning
 from scissorhands_server.manager.prefixes import Prefixes
@@ -18,6 +19,7 @@ from scissorhands_server.manager.segments import Segments
 from scissorhands_server.manager.servicer import CacheManagerServicer
 from scissorhands_server.manager.sessions import Sessions
 from scissorhands_server.manager.settings import ManagerSettings
+from scissorhands_server.manager.space import Space
 from scissorhands_server.manager.stored import StoredSegments
 from scissorhands_server.manager.stored_prefixes import StoredPrefixes
 from scissorhands_server.manager.suspended_rows import SuspendedRows
@@ -31,6 +33,7 @@ from scissorhands_server.store.deadline import DeadlineStore
 from scissorhands_server.store.embedded import EmbeddedStore
 from scissorhands_server.store.metered import MeteredStore
 from scissorhands_server.store.redis import RedisStore
+from scissorhands_server.store.registry import Registry
 
 LOGGER = logging.getLogger(__name__)
 
@@ -85,12 +88,16 @@ async def _manager(settings: ManagerSettings, store_url: str, registry: Collecto
     sessions = Sessions(ledger, settings, metrics)
     planning = Planning(sessions, ledger, settings, metrics)
     stored = StoredSegments(store, TENANT, settings.segment_ttl)
-    segments = Segments(stored, sessions, ledger, settings, metrics, clock)
     rows = SuspendedRows(store, TENANT, settings.suspend_ttl, settings.lease)
+    space = Space(Registry(store), settings.space_limits, metrics)
+    for keeper in (stored, rows):
+        space.add_keeper(keeper)
+    segments = Segments(stored, space, sessions, ledger, settings, metrics, clock)
     streams = Admission("rows on their way", _MAX_STREAMS, settings.suspend_memory_bytes, _RETRY_SECONDS)
-    suspension = Suspension(rows, settings, metrics, streams)
+    suspension = Suspension(rows, space, settings, metrics, streams)
     prefixes = Prefixes(StoredPrefixes(store, TENANT, settings.prefix_ttl), settings, metrics, streams)
-    upkeep = Upkeep(store, ledger, segments, metrics)
+    janitor = Janitor(store, space, metrics)
+    upkeep = Upkeep(store, ledger, segments, janitor, settings.janitor_interval, metrics)
     host = GrpcHost([SERVICE.full_name], [StatusInterceptor((SERVICE.full_name,), metrics.call_ended)])
     servicer = CacheManagerServicer(sessions, planning, segments, suspension, prefixes, time.time() - clock())
     cache_manager_pb2_grpc.add_CacheManagerServiceServicer_to_server(servicer, host.server)

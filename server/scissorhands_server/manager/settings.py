@@ -8,6 +8,7 @@ from pydantic_settings import SettingsConfigDict
 
 from scissorhands.errors import InvalidRequestError
 from scissorhands.policies import get_policy
+from scissorhands_server.manager.space import SpaceLimits
 from scissorhands_server.settings import ServerSettings
 from scissorhands_server.store.address import Access, StoreAddress
 
@@ -50,6 +51,24 @@ class ManagerSettings(ServerSettings):
     embedded_store_bytes: int = Field(
         default=1024 * _MIB, ge=16 * _MIB, description="Most bytes that the embedded server holds."
     )
+    tenant_quota_bytes: int = Field(
+        default=0,
+        ge=0,
+        description="Most bytes in the store of one tenant; what was used least lately goes first. 0: no bound.",
+    )
+    store_high_bytes: int = Field(
+        default=0,
+        ge=0,
+        description="Bytes in the store, of all tenants, above which objects are evicted. 0: 80 % of what the store "
+        "itself may hold, if that is bounded.",
+    )
+    store_low_share: float = Field(
+        default=0.9, gt=0, le=1, description="Share of a quota, or of --store-high-bytes, that eviction goes down to."
+    )
+    janitor_interval: float = Field(
+        default=10.0, gt=0, le=3600, description="Seconds between two looks for what nothing names in the store."
+    )
+
     segment_ttl: float = Field(default=600.0, gt=0, description="How long a segment stays in the store, in seconds.")
 
     suspend_ttl: float = Field(
@@ -120,6 +139,11 @@ class ManagerSettings(ServerSettings):
     stream_timeout: float = Field(
         default=10.0, gt=0, le=3600, description="The most a call may wait for its client's next message, in seconds."
     )
+
+    @property
+    def space_limits(self) -> SpaceLimits:
+        """What the store may hold."""
+        return SpaceLimits(self.tenant_quota_bytes, self.store_high_bytes, self.store_low_share, self.lease)
 
     @model_validator(mode="after")
     def _agree(self) -> Self:

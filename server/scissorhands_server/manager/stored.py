@@ -1,6 +1,7 @@
 """Segments as they lie in the store: written whole, read by range, every byte checked."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
 
 from scissorhands.errors import CorruptSegmentError, NotFoundError
 from scissorhands.segment import (
@@ -11,6 +12,7 @@ from scissorhands.segment import (
     header_size,
     parse_header,
 )
+from scissorhands_server.manager.keeper import ARCHIVE, Keeper
 from scissorhands_server.store.base import PageStore
 
 # What is read at first: the header of all but the largest models, in one go.
@@ -18,9 +20,11 @@ _FIRST_READ_BYTES = 64 << 10
 # Neighboring sections are read together up to this many bytes.
 _READ_BYTES = 4 << 20
 _PAGE_PREFIX = "segment:"
+# How long a segment waits to be listed.
+_UNLISTED_SECONDS = 120.0
 
 
-class StoredSegments:
+class StoredSegments(Keeper):
     """Reads and writes the segments of one tenant.
 
     Args:
@@ -29,15 +33,16 @@ class StoredSegments:
         ttl: How long a segment stays, in seconds.
     """
 
+    kind = ARCHIVE
+
     def __init__(self, store: PageStore, tenant: str, ttl: float) -> None:
+        super().__init__(tenant, ttl)
         self._store = store
-        self._tenant = tenant
-        self.ttl = ttl
 
     async def write(self, session_id: str, epoch: int, data: bytes) -> None:
         """Store a segment; it is listed once it is whole."""
         owner, page = self._owner(session_id), _page(epoch)
-        await self._store.put(owner, page, data, self.ttl)
+        await self._store.put(owner, page, data, min(self.ttl, _UNLISTED_SECONDS))
         await self._store.commit(owner, [page], self.ttl)
 
     async def sizes(self, session_id: str) -> dict[int, int]:
@@ -82,7 +87,7 @@ class StoredSegments:
 
     async def runs(
         self, session_id: str, epoch: int, wanted: list[Section]
-    ) -> AsyncIterator[tuple[list[Section], bytes]]:
+    ) -> AsyncGenerator[tuple[list[Section], bytes]]:
         """Read sections in the given order; those that follow one another in the segment come together, each checked.
 
         Raises:
@@ -95,6 +100,44 @@ class StoredSegments:
                 check_section(section, part_of(run, data, section))
             yield run, data
 
+    async def remove(self, name: str, *, held: bool = False) -> bool:
+        """See :class:`Keeper`. A session's turn needs none of its segments."""
+        del held
+        await self.delete(name, list(await self.sizes(name)))
+        return True
+
+    async def measure(self, name: str) -> int:
+        """See :class:`Keeper`. Every segment is of use alone, so an archive is never broken."""
+        return sum((await self.sizes(name)).values())
+
+    async def verify(self, name: str) -> int:
+        """See :class:`Keeper`."""
+        size = 0
+        for epoch, stored in (await self.sizes(name)).items():
+            try:
+                header = await self.header(name, epoch)
+                async with aclosing(self.runs(name, epoch, list(header.sections))) as runs:
+                    async for _ in runs:
+                        pass  # Each was checked before it came.
+            except NotFoundError:
+                continue  # Its time is over, or it was deleted.
+            size += stored
+        return size
+
+    def named_by(self, owner: str, page: str) -> str | None:
+        """See :class:`Keeper`."""
+        return owner if page.startswith(_PAGE_PREFIX) else None
+
+    async def dead(self, name: str, pages: Sequence[str]) -> list[str]:
+        """See :class:`Keeper`. A segment gets its full time only together with its place on the list."""
+        listed = {_page(epoch) for epoch in await self.sizes(name)}
+        owner = self._owner(name)
+        return [
+            page
+            for page in pages
+            if page not in listed and await self._store.time_left(owner, page) > _UNLISTED_SECONDS
+        ]
+
     async def _read(self, session_id: str, epoch: int, start: int, size: int) -> bytes:
         if size == 0:
             return b""
@@ -106,7 +149,7 @@ class StoredSegments:
         return data
 
     def _owner(self, session_id: str) -> str:
-        return f"{self._tenant}/{session_id}"
+        return f"{self.tenant}/{session_id}"
 
 
 def part_of(run: list[Section], data: bytes, section: Section) -> bytes:

@@ -8,22 +8,27 @@ for a short while only. Whoever holds an old token finds the record changed, and
 A turn that runs has a page of its own, its lease, which ends by itself if nobody renews it.
 """
 
+import asyncio
 import struct
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from functools import partial
 
 from scissorhands.errors import CorruptRowError, SessionConflictError
 from scissorhands.suspended import Manifest
-from scissorhands_server.manager.parts import in_order
+from scissorhands_server.manager.keeper import ROW, Keeper
+from scissorhands_server.manager.parts import check, in_order
 from scissorhands_server.store.base import PageStore
 
 # How long parts wait for their record.
 UNLISTED_SECONDS = 120.0
 
 _RECORD = "suspended:record"
+_PREFIX = "suspended:"
+# Parts that are looked up at once.
+_LOOKUPS = 8
 _STATE = struct.Struct("<QQ?")
 
 
@@ -56,7 +61,7 @@ class Record:
         return cls(fence, written, held, data[_STATE.size :])
 
 
-class SuspendedRows:
+class SuspendedRows(Keeper):
     """Reads and writes the suspended rows of one tenant.
 
     Args:
@@ -67,12 +72,13 @@ class SuspendedRows:
         now: Seconds since 1970.
     """
 
+    kind = ROW
+
     def __init__(
         self, store: PageStore, tenant: str, ttl: float, lease: float, now: Callable[[], float] = time.time
     ) -> None:
+        super().__init__(tenant, ttl)
         self._store = store
-        self.tenant = tenant
-        self._ttl = ttl
         self._lease = lease
         self._now = now
 
@@ -86,12 +92,12 @@ class SuspendedRows:
         owner = self._owner(session_id)
         found = await self._store.get(owner, _RECORD)
         before = Record.parse(found)
-        if before.held and await self._store.stat(owner, _lease(before.fence)) is not None:
+        if await self._is_held(owner, before):
             raise SessionConflictError(f"another turn of session {session_id!r} runs; wait for its end")
         # Tokens ascend even if the store has lost the last one.
         after = replace(before, fence=max(before.fence + 1, int(self._now() * 1000)), held=True)
         await self._store.put(owner, _lease(after.fence), b"held", self._lease)
-        if not await self._store.compare_and_set(owner, _RECORD, found, after.pack(), self._ttl):
+        if not await self._store.compare_and_set(owner, _RECORD, found, after.pack(), self.ttl):
             await self._store.delete(owner, [_lease(after.fence)])
             raise SessionConflictError(f"another turn of session {session_id!r} began at the same moment")
         return after
@@ -110,7 +116,7 @@ class SuspendedRows:
         found = await self._store.get(owner, _RECORD)
         record = Record.parse(found)
         if record.fence == fence and record.held:
-            await self._store.compare_and_set(owner, _RECORD, found, replace(record, held=False).pack(), self._ttl)
+            await self._store.compare_and_set(owner, _RECORD, found, replace(record, held=False).pack(), self.ttl)
         await self._store.delete(owner, [_lease(fence)])
 
     async def put(self, session_id: str, fence: int, index: int, data: bytes) -> None:
@@ -125,7 +131,7 @@ class SuspendedRows:
         """
         owner, names = self._owner(session_id), [_part(fence, index) for index in range(parts)]
         if names:
-            await self._store.commit(owner, names, self._ttl)
+            await self._store.commit(owner, names, self.ttl)
         found = await self._store.get(owner, _RECORD)
         before, after = Record.parse(found), Record(fence, fence, held=False, manifest=manifest)
         if before.fence != fence or not await self._swap(owner, found, after):
@@ -162,11 +168,87 @@ class SuspendedRows:
         owner = self._owner(session_id)
         record = await self.find(session_id)
         listed = [page.name for page in await self._store.list_pages(owner)]
-        return await self._store.delete(owner, [_RECORD, _lease(record.fence), *{*listed, *_parts_of(record)}])
+        return await self._store.delete(owner, [_RECORD, _lease(record.fence), *sorted({*listed, *_parts_of(record)})])
+
+    async def remove(self, name: str, *, held: bool = False) -> bool:
+        """See :class:`Keeper`. The record stays for a moment, so that tokens go on ascending."""
+        owner = self._owner(name)
+        found = await self._store.get(owner, _RECORD)
+        record = Record.parse(found)
+        if not held and await self._is_held(owner, record):
+            return False
+        if found is not None:
+            after, ttl = replace(record, manifest=b""), self.ttl if held else UNLISTED_SECONDS
+            if not await self._store.compare_and_set(owner, _RECORD, found, after.pack(), ttl):
+                return False
+        listed = [page.name for page in await self._store.list_pages(owner) if page.name.startswith(_PREFIX)]
+        await self._store.delete(owner, sorted({*listed, *_parts_of(record)}))
+        return True
+
+    async def measure(self, name: str) -> int:
+        """See :class:`Keeper`."""
+        record = await self.find(name)
+        if not record.manifest:
+            return 0
+        owner, names = self._owner(name), _parts_of(record)
+        for start in range(0, len(names), _LOOKUPS):
+            found = await asyncio.gather(*(self._store.stat(owner, part) for part in names[start : start + _LOOKUPS]))
+            # Unless a turn has ended meanwhile, and its row has taken the place of this one.
+            if None in found and await self.find(name) == record:
+                raise CorruptRowError(f"a part of session {name!r} is missing")
+        return _size(record)
+
+    async def verify(self, name: str) -> int:
+        """See :class:`Keeper`."""
+        record = await self.find(name)
+        if not record.manifest:
+            return 0
+        manifest = Manifest.parse(record.manifest)
+        if (manifest.identity.tenant, manifest.identity.session_id) != (self.tenant, name):
+            raise CorruptRowError(f"what is stored of session {name!r} is another's")
+        try:
+            expected = iter(manifest.parts)
+            async with aclosing(self.parts(name, record, manifest)) as parts:
+                async for data in parts:
+                    await check(next(expected), data)
+        except CorruptRowError:
+            if await self.find(name) == record:
+                raise
+            return 0
+        return _size(record)
+
+    def named_by(self, owner: str, page: str) -> str | None:
+        """See :class:`Keeper`."""
+        return owner if page.startswith(_PREFIX) else None
+
+    async def dead(self, name: str, pages: Sequence[str]) -> list[str]:
+        """See :class:`Keeper`.
+
+        Only the last turn can still come to name its parts: no record is written for the token of another. If its lease
+        has ended and its parts have waited for their record as long as parts do, it will not either.
+        """
+        owner = self._owner(name)
+        record = await self.find(name)
+        held = await self._is_held(owner, record)
+        dead = []
+        for page in pages:
+            fence, _, rest = page.removeprefix(_PREFIX).partition(":")
+            if not rest.isdecimal() or (record.manifest and int(fence) == record.written):
+                continue
+            if int(fence) != record.fence or (not held and await self._waited(page, owner)):
+                dead.append(page)
+        return dead
+
+    async def _waited(self, page: str, owner: str) -> bool:
+        """Whether a part was listed so long ago that its record should have followed."""
+        return UNLISTED_SECONDS < await self._store.time_left(owner, page) < self.ttl - UNLISTED_SECONDS
+
+    async def _is_held(self, owner: str, record: Record) -> bool:
+        return record.held and await self._store.stat(owner, _lease(record.fence)) is not None
 
     async def _swap(self, owner: str, found: bytes | None, after: Record) -> bool:
         """Write a record over the one that was found; True also if that had happened and its reply was lost."""
-        if found is not None and await self._store.compare_and_set(owner, _RECORD, found, after.pack(), self._ttl):
+        if found is not None and await self._store.compare_and_set(owner, _RECORD, found, after.pack(), self.ttl):
             return True
         return await self._store.get(owner, _RECORD) == after.pack()
 
@@ -180,6 +262,11 @@ def _lease(fence: int) -> str:
 
 def _part(fence: int, index: int) -> str:
     return f"suspended:{fence}:{index}"
+
+
+def _size(record: Record) -> int:
+    """Return the bytes of a suspended row, its manifest's included."""
+    return Manifest.parse(record.manifest).state_bytes + len(record.manifest)
 
 
 def _parts_of(record: Record) -> list[str]:

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable
 from contextlib import aclosing, suppress
 from functools import partial
 
@@ -17,11 +17,14 @@ from scissorhands.suspended import Manifest, asked_identity
 from scissorhands.v1 import cache_manager_pb2, suspension_pb2
 from scissorhands_server.manager.admission import Admission
 from scissorhands_server.manager.checks import check_session_id
+from scissorhands_server.manager.keeper import ARCHIVE
 from scissorhands_server.manager.metrics import ManagerMetrics
 from scissorhands_server.manager.parts import STREAM_BYTES, check, chunks, counted, receive_all
 from scissorhands_server.manager.settings import ManagerSettings
+from scissorhands_server.manager.space import Space
 from scissorhands_server.manager.stream import MessageStream
-from scissorhands_server.manager.suspended_rows import SuspendedRows
+from scissorhands_server.manager.suspended_rows import Record, SuspendedRows
+from scissorhands_server.store.registry import ObjectName
 
 LOGGER = logging.getLogger(__name__)
 
@@ -36,15 +39,17 @@ class Suspension:
 
     Args:
         rows: The rows in the store.
+        space: Makes room for them.
         settings: Limits.
         metrics: The manager's metrics.
         streams: A bound on the rows that are on their way.
     """
 
     def __init__(
-        self, rows: SuspendedRows, settings: ManagerSettings, metrics: ManagerMetrics, streams: Admission
+        self, rows: SuspendedRows, space: Space, settings: ManagerSettings, metrics: ManagerMetrics, streams: Admission
     ) -> None:
         self._rows = rows
+        self._space = space
         self._settings = settings
         self._metrics = metrics
         self._streams = streams
@@ -63,22 +68,19 @@ class Suspension:
         check_session_id(asked.session_id)
         with counted(self._metrics.resumptions):
             record = await self._rows.claim(asked.session_id)
+            await self._space.use(self._objects(asked.session_id), pinned=True)
             yield Response(header=suspension_pb2.ResumeHeader(fence=record.fence, manifest=record.manifest))
             if not record.manifest:
                 raise NotFoundError("session_id", f"nothing is stored of session {asked.session_id!r}")
-            manifest = Manifest.parse(record.manifest)
-            manifest.identity.known_to_manager().check(asked_identity(asked, self._rows.tenant))
-            ticket = self._streams.admit(STREAM_BYTES)
             try:
-                expected = iter(manifest.parts)
-                async with aclosing(self._rows.parts(asked.session_id, record, manifest)) as parts:
-                    async for data in parts:
-                        await check(next(expected), data)
-                        for chunk in chunks(data):
-                            yield Response(chunk=chunk)
-                        self._metrics.resumed_bytes.inc(len(data))
-            finally:
-                ticket.release()
+                async with aclosing(self._chunks(asked, record)) as sent:
+                    async for chunk in sent:
+                        yield Response(chunk=chunk)
+            except CorruptRowError:
+                # The rest of it is of no use to anybody.
+                with suppress(StoreUnavailableError):
+                    await self._space.discard(self._rows.object_name(asked.session_id), "broken", held=True)
+                raise
 
     async def suspend(self, messages: AsyncIterator[Request]) -> suspension_pb2.SuspendSessionResponse:
         """Store a row, whole or not at all.
@@ -89,6 +91,7 @@ class Suspension:
             MismatchError: The manifest is of another session.
             SessionConflictError: The session has been taken by another turn.
             CapacityError: Too many rows are on their way.
+            QuotaError: The row finds no room.
             StoreUnavailableError: The store does not answer.
         """
         requests = MessageStream(messages, self._settings.stream_timeout)
@@ -96,15 +99,16 @@ class Suspension:
             header = await self._header(requests)
             manifest = self._manifest(header)
             session_id, fence = header.session_id, header.fence
-            try:
-                await self._take(requests, header, manifest)
-            except BaseException:
-                # What cannot be deleted now goes by itself.
-                with suppress(StoreUnavailableError):
-                    await self._rows.discard(session_id, fence, len(manifest.parts))
-                raise
-            await self._rows.commit(session_id, fence, header.manifest, len(manifest.parts))
-        stored = manifest.state_bytes + len(header.manifest)
+            stored = manifest.state_bytes + len(header.manifest)
+            async with self._space.writing(self._rows.object_name(session_id), stored, self._rows.ttl, whole=True):
+                try:
+                    await self._take(requests, header, manifest)
+                except BaseException:
+                    # What cannot be deleted now goes by itself.
+                    with suppress(StoreUnavailableError):
+                        await self._rows.discard(session_id, fence, len(manifest.parts))
+                    raise
+                await self._rows.commit(session_id, fence, header.manifest, len(manifest.parts))
         self._metrics.suspended_bytes.inc(stored)
         return suspension_pb2.SuspendSessionResponse(stored_bytes=stored)
 
@@ -116,6 +120,7 @@ class Suspension:
             async with gate:
                 try:
                     await self._rows.renew(session.session_id, session.fence)
+                    await self._space.use(self._objects(session.session_id), pinned=True)
                 except StoreUnavailableError as error:
                     LOGGER.info("the lease of session %s is not renewed: %s", session.session_id, error)
 
@@ -126,6 +131,7 @@ class Suspension:
         if fence:
             try:
                 await self._rows.release(session_id, fence)
+                await self._space.use(self._objects(session_id), pinned=False)
             except StoreUnavailableError as error:
                 LOGGER.info("the lease of session %s is left to run out: %s", session_id, error)
 
@@ -150,7 +156,29 @@ class Suspension:
             StoreUnavailableError: The store does not answer.
         """
         check_session_id(session_id)
-        return await self._rows.delete(session_id)
+        deleted = await self._rows.delete(session_id)
+        await self._space.forget(self._objects(session_id))
+        return deleted
+
+    def _objects(self, session_id: str) -> list[ObjectName]:
+        """Return what a session may have in the store, that to be evicted last first."""
+        return [self._rows.object_name(session_id), ObjectName(self._rows.tenant, ARCHIVE, session_id)]
+
+    async def _chunks(self, asked: suspension_pb2.ResumeSessionRequest, record: Record) -> AsyncGenerator[bytes]:
+        """Yield a suspended row's bytes, every part checked."""
+        manifest = Manifest.parse(record.manifest)
+        manifest.identity.known_to_manager().check(asked_identity(asked, self._rows.tenant))
+        ticket = self._streams.admit(STREAM_BYTES)
+        try:
+            expected = iter(manifest.parts)
+            async with aclosing(self._rows.parts(asked.session_id, record, manifest)) as parts:
+                async for data in parts:
+                    await check(next(expected), data)
+                    for chunk in chunks(data):
+                        yield chunk
+                    self._metrics.resumed_bytes.inc(len(data))
+        finally:
+            ticket.release()
 
     async def _header(self, requests: MessageStream[Request]) -> suspension_pb2.SuspendHeader:
         message = await requests.next()

@@ -1,11 +1,11 @@
-"""What the manager does on its own: it looks for the store, ends leases and deletes what was left to be deleted."""
+"""What the manager does on its own: it looks for the store, ends leases, deletes what was left, and lets mend it."""
 
 import asyncio
 import logging
-from contextlib import suppress
 
 from scissorhands.errors import StoreUnavailableError
 from scissorhands.ledger import Ledger
+from scissorhands_server.manager.janitor import Janitor
 from scissorhands_server.manager.metrics import ManagerMetrics
 from scissorhands_server.manager.segments import Segments
 from scissorhands_server.store.base import PageStore
@@ -22,27 +22,38 @@ class Upkeep:
         store: The store; asking it also closes its circuit again when it is back.
         ledger: The ledger.
         segments: Deletes segments.
+        janitor: Mends what lies in the store.
+        janitor_interval: Time between two rounds of the janitor, in seconds.
         metrics: The manager's metrics.
     """
 
-    def __init__(self, store: PageStore, ledger: Ledger, segments: Segments, metrics: ManagerMetrics) -> None:
+    def __init__(
+        self,
+        store: PageStore,
+        ledger: Ledger,
+        segments: Segments,
+        janitor: Janitor,
+        janitor_interval: float,
+        metrics: ManagerMetrics,
+    ) -> None:
         self._store = store
         self._ledger = ledger
         self._segments = segments
+        self._janitor = janitor
+        self._janitor_interval = janitor_interval
         self._metrics = metrics
         self._up: bool | None = None
-        self._task: asyncio.Task[None] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
         """Begin, on the running event loop."""
-        self._task = asyncio.create_task(self._run())
+        self._tasks = [asyncio.create_task(self._run()), asyncio.create_task(self._mend())]
 
     async def close(self) -> None:
         """Stop."""
-        if self._task is not None:
-            self._task.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._task
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _run(self) -> None:
         while True:
@@ -52,6 +63,14 @@ class Upkeep:
                 await self._discard()
             self._metrics.show(self._ledger)
             await asyncio.sleep(INTERVAL_SECONDS)
+
+    async def _mend(self) -> None:
+        while True:
+            try:
+                await self._janitor.tick()
+            except StoreUnavailableError as error:
+                LOGGER.info("the janitor leaves the store alone: %s", error)
+            await asyncio.sleep(self._janitor_interval)
 
     async def _look_for_store(self) -> None:
         try:

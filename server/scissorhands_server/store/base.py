@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -11,6 +12,27 @@ class PageInfo:
 
     name: str
     size: int
+
+
+@dataclass(frozen=True)
+class StoreInfo:
+    """What a store says about itself.
+
+    Args:
+        used_bytes: Memory that it takes.
+        most_bytes: The most that it may take; 0 if there is no such bound.
+        policy: What it does then, as Redis names it, such as ``noeviction``.
+        hits: Keys that were looked up and found since it started.
+        misses: Keys that were looked up in vain.
+        evicted_keys: Keys that it dropped by itself, for want of memory.
+    """
+
+    used_bytes: int
+    most_bytes: int
+    policy: str
+    hits: int
+    misses: int
+    evicted_keys: int
 
 
 class PageStore(ABC):
@@ -62,6 +84,41 @@ class PageStore(ABC):
     @abstractmethod
     async def stat(self, owner: str, page: str) -> PageInfo | None:
         """Describe a page, committed or not; None if it is absent."""
+
+    @abstractmethod
+    async def time_left(self, owner: str, page: str) -> float:
+        """Return for how long a page stays, in seconds; 0 if it is absent."""
+
+    @abstractmethod
+    async def run(self, owner: str, script: str, pages: Sequence[str], arguments: Sequence[str | int]) -> Any:
+        """Run a script on pages of one owner, as one step that nobody sees half done.
+
+        Args:
+            owner: Whose pages.
+            script: A Lua script, as Redis runs them; what it finds in ``KEYS`` are the pages.
+            pages: Names of all pages that it reads or writes.
+            arguments: What it finds in ``ARGV``.
+
+        Returns:
+            What it returns: an integer, bytes, None, or a list of them.
+        """
+
+    @abstractmethod
+    async def scan(self, cursor: str) -> tuple[str, list[tuple[str, str]]]:
+        """Look at some of all pages, and tell the owner and the name of each.
+
+        Pages that stay throughout are seen at least once; others may be missed.
+
+        Args:
+            cursor: Where to go on, as an earlier call told it; empty to begin.
+
+        Returns:
+            Where to go on, empty at the end, and what was found: some hundred pages, or none.
+        """
+
+    @abstractmethod
+    async def info(self) -> StoreInfo:
+        """Return what the store says about itself."""
 
     @abstractmethod
     async def close(self) -> None:

@@ -1,6 +1,6 @@
 """redis-py's clients for every kind of address: one server, what sentinels point to, or a cluster."""
 
-from typing import Any
+from typing import Any, cast
 
 from redis.asyncio import Redis, RedisCluster, Sentinel, SSLConnection, UnixDomainSocketConnection
 from redis.asyncio.cluster import ClusterNode
@@ -65,6 +65,46 @@ async def close_client(client: Client) -> None:
     pool = getattr(client, "connection_pool", None)
     if isinstance(pool, SentinelConnectionPool):
         await pool.sentinel_manager.aclose()
+
+
+async def scan_keys(client: Client, cursor: str, pattern: str, about: int) -> tuple[str, list[bytes]]:
+    """Look at some of all keys; a cluster is scanned primary by primary.
+
+    Args:
+        client: The client.
+        cursor: Where to go on, as the call before told it; empty to begin.
+        pattern: What the keys that are returned look like.
+        about: How many keys to look at.
+
+    Returns:
+        Where to go on, empty at the end, and the keys.
+    """
+    node, _, within = cursor.rpartition(" ")
+    if not isinstance(client, RedisCluster):
+        following, keys = await client.scan(int(within or 0), match=pattern, count=about)
+        return (str(following) if int(following) else ""), cast("list[bytes]", keys)
+    names = sorted(node.name for node in client.get_primaries())
+    # A node that is gone is left to the next scan.
+    node = node if node in names else names[0]
+    asked: Any = client.get_node(node_name=node)
+    # redis-py's types know nothing of clusters here.
+    answers, keys = cast(
+        "tuple[dict[str, int], list[bytes]]",
+        await client.scan(int(within or 0), match=pattern, count=about, target_nodes=asked),
+    )
+    (following,) = answers.values()
+    if following:
+        return f"{node} {following}", keys
+    later = names[names.index(node) + 1 :]
+    return (f"{later[0]} 0" if later else ""), keys
+
+
+async def server_infos(client: Client) -> list[dict[str, Any]]:
+    """Return what each server that holds keys says about itself."""
+    if isinstance(client, RedisCluster):
+        answers: dict[str, dict[str, Any]] = await client.info(target_nodes=RedisCluster.PRIMARIES)
+        return list(answers.values())
+    return [await client.info()]
 
 
 def _place(address: StoreAddress) -> dict[str, Any]:

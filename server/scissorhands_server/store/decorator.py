@@ -2,14 +2,28 @@
 
 from abc import abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from scissorhands_server.store.base import PageInfo, PageStore
+from scissorhands_server.store.base import PageInfo, PageStore, StoreInfo
 
 Result = TypeVar("Result")
 
 # The names that decorators see, and thus the values of the metric label ``method``.
-METHODS = ("ping", "put", "commit", "compare_and_set", "get", "get_range", "delete", "list_pages", "stat")
+METHODS = (
+    "ping",
+    "put",
+    "commit",
+    "compare_and_set",
+    "get",
+    "get_range",
+    "delete",
+    "list_pages",
+    "stat",
+    "time_left",
+    "run",
+    "scan",
+    "info",
+)
 
 
 class StoreDecorator(PageStore):
@@ -64,6 +78,22 @@ class StoreDecorator(PageStore):
     async def stat(self, owner: str, page: str) -> PageInfo | None:
         """See :class:`PageStore`."""
         return await self.guard("stat", lambda: self._inner.stat(owner, page))
+
+    async def time_left(self, owner: str, page: str) -> float:
+        """See :class:`PageStore`."""
+        return await self.guard("time_left", lambda: self._inner.time_left(owner, page))
+
+    async def run(self, owner: str, script: str, pages: Sequence[str], arguments: Sequence[str | int]) -> Any:
+        """See :class:`PageStore`."""
+        return await self.guard("run", lambda: self._inner.run(owner, script, pages, arguments))
+
+    async def scan(self, cursor: str) -> tuple[str, list[tuple[str, str]]]:
+        """See :class:`PageStore`."""
+        return await self.guard("scan", lambda: self._inner.scan(cursor))
+
+    async def info(self) -> StoreInfo:
+        """See :class:`PageStore`."""
+        return await self.guard("info", self._inner.info)
 
     async def close(self) -> None:
         """Close the inner store."""

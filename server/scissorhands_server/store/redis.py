@@ -3,20 +3,22 @@
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from typing import cast
+from typing import Any, cast
 
-from redis.exceptions import ClusterDownError, RedisClusterException, RedisError
+from redis.exceptions import ClusterDownError, OutOfMemoryError, RedisClusterException, RedisError
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from scissorhands.errors import StoreUnavailableError
+from scissorhands.errors import StoreFullError, StoreUnavailableError
 from scissorhands_server.store.address import Access, StoreAddress
-from scissorhands_server.store.base import PageInfo, PageStore
-from scissorhands_server.store.client import close_client, make_client
+from scissorhands_server.store.base import PageInfo, PageStore, StoreInfo
+from scissorhands_server.store.client import close_client, make_client, scan_keys, server_infos
 
 PREFIX = "scissorhands"
 # The page that lists an owner's committed pages; no other page may have this name.
 INDEX = "index"
+# Keys that are looked at by one scan, about.
+_SCAN_KEYS = 256
 
 # Scripts are transactions that take one round trip and are the same in a cluster, where they run in their keys' slot.
 _COMPARE_AND_SET = """
@@ -32,6 +34,7 @@ _COMMIT = """
 for page = 2, #KEYS do redis.call('SADD', KEYS[1], ARGV[page]) end
 for _, key in ipairs(KEYS) do redis.call('PEXPIRE', key, ARGV[1]) end
 """
+# Unlike a transaction, a full server lets it run, since it begins with what frees memory.
 _DELETE = """
 local deleted = 0
 for page = 2, #KEYS do
@@ -128,6 +131,36 @@ class RedisStore(PageStore):
             size = await self._client.strlen(_key(owner, page))
         return PageInfo(page, size) if size else None
 
+    async def time_left(self, owner: str, page: str) -> float:
+        """See :class:`PageStore`."""
+        async with self._call("time_left"):
+            return max(0, await self._client.pttl(_key(owner, page))) / 1000
+
+    async def run(self, owner: str, script: str, pages: Sequence[str], arguments: Sequence[str | int]) -> Any:
+        """See :class:`PageStore`."""
+        keys = [_key(owner, page) for page in pages]
+        async with self._call("run"):
+            return await self._client.eval(script, len(keys), *keys, *arguments)
+
+    async def scan(self, cursor: str) -> tuple[str, list[tuple[str, str]]]:
+        """See :class:`PageStore`. Keys that are not ours are left out."""
+        async with self._call("scan"):
+            following, keys = await scan_keys(self._client, cursor, f"{PREFIX}:{{*", _SCAN_KEYS)
+        return following, [_parse_key(key) for key in keys]
+
+    async def info(self) -> StoreInfo:
+        """See :class:`PageStore`. Numbers of a cluster are those of its primaries together."""
+        async with self._call("info"):
+            each = await server_infos(self._client)
+        return StoreInfo(
+            used_bytes=sum(int(info["used_memory"]) for info in each),
+            most_bytes=sum(int(info["maxmemory"]) for info in each),
+            policy=str(each[0]["maxmemory_policy"]),
+            hits=sum(int(info["keyspace_hits"]) for info in each),
+            misses=sum(int(info["keyspace_misses"]) for info in each),
+            evicted_keys=sum(int(info["evicted_keys"]) for info in each),
+        )
+
     async def close(self) -> None:
         """Close all connections."""
         await close_client(self._client)
@@ -144,12 +177,20 @@ class RedisStore(PageStore):
                 raise StoreUnavailableError(f"{method}: {error}", "timeout") from error
             except (RedisConnectionError, OSError, ClusterDownError, RedisClusterException) as error:
                 raise StoreUnavailableError(f"{method}: {error}", "unreachable") from error
+            except OutOfMemoryError as error:
+                raise StoreFullError(f"{method}: {error}") from error
             except RedisError as error:
                 raise StoreUnavailableError(f"{method}: {error}", "refused") from error
 
 
 def _key(owner: str, page: str) -> str:
     return f"{PREFIX}:{{{owner}}}:{page}"
+
+
+def _parse_key(key: bytes) -> tuple[str, str]:
+    """Return owner and page of a key of ours."""
+    owner, _, page = key.decode(errors="replace").removeprefix(f"{PREFIX}:{{").partition("}:")
+    return owner, page
 
 
 def _milliseconds(seconds: float) -> int:

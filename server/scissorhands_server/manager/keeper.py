@@ -1,0 +1,72 @@
+"""What the story of space knows of each kind of stored object: how to measure, check and delete one."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import ClassVar
+
+from scissorhands_server.store.registry import ObjectName
+
+ROW, ARCHIVE, PREFIX = "row", "archive", "prefix"
+# All kinds, and thus the values of the metric label ``kind``.
+KINDS = (ROW, ARCHIVE, PREFIX)
+
+
+class Keeper(ABC):
+    """Looks after the objects of one kind and tenant. Every method raises StoreUnavailableError.
+
+    Args:
+        tenant: Whose they are.
+        ttl: How long they stay, in seconds.
+    """
+
+    kind: ClassVar[str]
+
+    def __init__(self, tenant: str, ttl: float) -> None:
+        self.tenant = tenant
+        self.ttl = ttl
+
+    def object_name(self, name: str) -> ObjectName:
+        """Return what the registry calls an object."""
+        return ObjectName(self.tenant, self.kind, name)
+
+    @abstractmethod
+    async def remove(self, name: str, *, held: bool = False) -> bool:
+        """Delete a whole object, whatever is left of it.
+
+        Args:
+            name: The object.
+            held: Whether the caller itself holds it.
+
+        Returns:
+            False, and it stays, if a turn of somebody else holds it.
+        """
+
+    @abstractmethod
+    async def measure(self, name: str) -> int:
+        """Return an object's bytes; 0 if it is gone.
+
+        Raises:
+            CorruptRowError: A part of it is missing, so it is of no use.
+        """
+
+    @abstractmethod
+    async def verify(self, name: str) -> int:
+        """Read all of an object, part by part, and check every checksum; return its bytes, 0 if it is gone.
+
+        Raises:
+            CorruptRowError: It is not whole.
+            CorruptSegmentError: It is not whole.
+        """
+
+    @abstractmethod
+    def named_by(self, owner: str, page: str) -> str | None:
+        """Return the name of the object that a page belongs to; None if it is of no object of this kind.
+
+        Args:
+            owner: Owner of the page, without the tenant.
+            page: The page.
+        """
+
+    @abstractmethod
+    async def dead(self, name: str, pages: Sequence[str]) -> list[str]:
+        """Return those of an object's pages that nothing names and nobody can still come to name."""

@@ -1,0 +1,251 @@
+"""Space: what each tenant may store, and which objects go when there is no more.
+
+Whoever writes an object does so within :meth:`Space.writing`: it counts the bytes before they are written, makes room
+for them, and takes them off again if writing fails. Whoever reads one, or holds its session, says so with
+:meth:`Space.use`. Whole objects are evicted, those that were used least lately first; pinned ones are spared.
+"""
+
+import logging
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+
+from scissorhands.errors import QuotaError, StoreUnavailableError
+from scissorhands_server.manager.keeper import KINDS, Keeper
+from scissorhands_server.manager.metrics import ManagerMetrics
+from scissorhands_server.store.registry import ObjectName, Registry, StoredObject, Totals
+
+LOGGER = logging.getLogger(__name__)
+
+# Objects that are looked at at once when some must go.
+_BATCH = 16
+# How often room is made for one object; others may take it meanwhile.
+_TRIES = 4
+# Of the store's own bound, when no high-water mark is set: what Redis needs beside our bytes.
+_HIGH_SHARE = 0.8
+
+# How long an object to which something is added is spared for that.
+_ADDING_SECONDS = 2.0
+
+QUOTA_SETTING, HIGH_SETTING = "tenant_quota_bytes", "store_high_bytes"
+
+
+@dataclass(frozen=True)
+class SpaceLimits:
+    """What bounds the store.
+
+    Args:
+        quota: Most bytes of one tenant; 0 if there is no bound.
+        high: Bytes of all tenants at which eviction begins; 0 takes a share of what the store itself may hold.
+        low: Share of a mark that eviction goes down to.
+        pin: How long an object in use is spared unless that is renewed, in seconds.
+    """
+
+    quota: int
+    high: int
+    low: float
+    pin: float
+
+
+class Space:
+    """Decides what stays in the store.
+
+    Args:
+        registry: The objects that are there.
+        limits: What they may come to.
+        metrics: The manager's metrics.
+    """
+
+    def __init__(self, registry: Registry, limits: SpaceLimits, metrics: ManagerMetrics) -> None:
+        self.registry = registry
+        self.limits = limits
+        self.high = limits.high
+        self._metrics = metrics
+        self._keepers: dict[tuple[str, str], Keeper] = {}
+
+    def add_keeper(self, keeper: Keeper) -> None:
+        """Let objects of a kind be evicted, mended and checked."""
+        self._keepers[keeper.tenant, keeper.kind] = keeper
+
+    @property
+    def keepers(self) -> list[Keeper]:
+        """Those that were added."""
+        return list(self._keepers.values())
+
+    @property
+    def tenants(self) -> list[str]:
+        """The tenants that have keepers."""
+        return sorted({tenant for tenant, _ in self._keepers})
+
+    def keeper(self, name: ObjectName) -> Keeper | None:
+        """Return who looks after an object."""
+        return self._keepers.get((name.tenant, name.kind))
+
+    @asynccontextmanager
+    async def writing(self, name: ObjectName, size: int, ttl: float, *, whole: bool) -> AsyncIterator[None]:
+        """Make room for bytes that the block writes, and count them unless it raises.
+
+        Args:
+            name: The object that they are part of. It is pinned meanwhile.
+            size: How many they are.
+            ttl: How long the object stays, in seconds.
+            whole: Whether they take the place of what the object had; else they are added to it. Until the block is
+                through, the object counts with both.
+
+        Raises:
+            QuotaError: There is no room, and none can be made.
+            StoreUnavailableError: The store does not answer.
+        """
+        await self._reserve(name, size, ttl, self.limits.pin if whole else min(self.limits.pin, _ADDING_SECONDS))
+        try:
+            yield
+        except BaseException:
+            with suppress(StoreUnavailableError):
+                await self.registry.add(name, -size, 0, ttl, 0)
+            raise
+        if whole:
+            with suppress(StoreUnavailableError):
+                await self.registry.set(name, size, ttl, used=True)
+
+    async def use(self, names: Sequence[ObjectName], *, pinned: bool) -> None:
+        """Take note that objects of one tenant are used, those to be evicted last first. It never fails.
+
+        Args:
+            names: The objects; those that are not stored are left out.
+            pinned: Whether they may not be evicted for a while, unless that is renewed; else they may from now on.
+        """
+        with suppress(StoreUnavailableError):
+            await self.registry.use(names, self.limits.pin if pinned else 0.0)
+
+    async def forget(self, names: Sequence[ObjectName]) -> None:
+        """Take objects off that have been deleted. What cannot be taken off now is found by the janitor."""
+        with suppress(StoreUnavailableError):
+            for name in names:
+                await self.registry.take(name, pinned=True)
+
+    async def discard(self, name: ObjectName, reason: str, *, held: bool = False) -> bool:
+        """Delete an object that is of no use; False if a turn holds it.
+
+        Args:
+            name: The object.
+            reason: Why.
+            held: Whether the caller itself holds it.
+
+        Raises:
+            StoreUnavailableError: The store does not answer.
+        """
+        if not await self._keepers[name.tenant, name.kind].remove(name.name, held=held):
+            return False
+        self._took(name, await self.registry.take(name, pinned=True) or 0, reason)
+        return True
+
+    async def mend(self, name: ObjectName, size: int, ttl: float) -> bool:
+        """Enter the bytes that an object really has, or take it off if it has none; False if it is pinned.
+
+        Raises:
+            StoreUnavailableError: The store does not answer.
+        """
+        if size:
+            return await self.registry.set(name, size, ttl, used=False)
+        return await self.registry.take(name) is not None
+
+    async def evict(self, found: StoredObject, reason: str) -> bool:
+        """Delete a whole object; False if it is in use, or gone by now.
+
+        Raises:
+            StoreUnavailableError: The store does not answer; what was not deleted is entered again by the janitor.
+        """
+        keeper = self._keepers[found.name.tenant, found.name.kind]
+        size = await self.registry.take(found.name)
+        if size is None:
+            return False
+        if not await keeper.remove(found.name.name):
+            await self.registry.add(found.name, size, 0, keeper.ttl, self.limits.pin)
+            return False
+        self._took(found.name, size, reason)
+        return True
+
+    async def over(self) -> list[tuple[str, str, int]]:
+        """Return which tenants must give bytes up, why, and how many; for people and for the janitor.
+
+        Raises:
+            StoreUnavailableError: The store does not answer.
+        """
+        sizes = {tenant: (await self.registry.totals(tenant, ["all"]))["all"].size for tenant in self.tenants}
+        excess = [
+            (tenant, "quota", size - round(self.limits.low * self.limits.quota))
+            for tenant, size in sizes.items()
+            if 0 < self.limits.quota < size
+        ]
+        total = sum(sizes.values())
+        if 0 < self.high < total:
+            excess.append(("", "high_water", total - round(self.limits.low * self.high)))
+        return excess
+
+    async def trim(self) -> None:
+        """Evict until all are within their bounds again, as far as that is possible.
+
+        Raises:
+            StoreUnavailableError: The store does not answer.
+        """
+        for tenant, reason, size in await self.over():
+            await self._make_room([tenant] if tenant else self.tenants, size, reason)
+
+    async def measure(self) -> dict[str, dict[str, Totals]]:
+        """Return what the objects of each tenant and kind come to, and show it in the metrics.
+
+        Raises:
+            StoreUnavailableError: The store does not answer.
+        """
+        sums = {tenant: await self.registry.totals(tenant, KINDS) for tenant in self.tenants}
+        for kind in KINDS:
+            self._metrics.space.objects.labels(kind).set(sum(each[kind].objects for each in sums.values()))
+            self._metrics.space.size.labels(kind).set(sum(each[kind].size for each in sums.values()))
+        return sums
+
+    def bound_by_store(self, most_bytes: int) -> None:
+        """Take a share of what the store may hold as the high-water mark, if none is set."""
+        if not self.limits.high:
+            self.high = round(_HIGH_SHARE * most_bytes)
+
+    async def candidates(self, tenants: Sequence[str], most: int) -> list[StoredObject]:
+        """Return what would be evicted first, of some tenants together.
+
+        Raises:
+            StoreUnavailableError: The store does not answer.
+        """
+        found = [each for tenant in tenants for each in await self.registry.oldest(tenant, most)]
+        known = [each for each in found if self.keeper(each.name)]
+        return sorted(known, key=lambda each: each.used_at)[:most]
+
+    async def _reserve(self, name: ObjectName, size: int, ttl: float, pin: float) -> None:
+        quota, low = self.limits.quota, self.limits.low
+        for setting, most in ((QUOTA_SETTING, quota), (HIGH_SETTING, self.high)):
+            if 0 < most < size:
+                self._metrics.space.refusals.labels(name.kind).inc()
+                raise QuotaError(setting, f"a stored {name.kind} of {size} bytes is above the bound of {most}")
+        for _ in range(_TRIES):
+            done, total = await self.registry.add(name, size, quota, ttl, pin)
+            if done:
+                break
+            await self._make_room([name.tenant], total + size - max(size, round(low * quota)), "quota")
+        else:
+            self._metrics.space.refusals.labels(name.kind).inc()
+            raise QuotaError(QUOTA_SETTING, f"{quota} bytes are all in use; no room for {size} more")
+        # The other tenants' bytes are asked for only where there are any.
+        if self.high > 0 and (total > self.high or len(self.tenants) > 1):
+            await self.trim()
+
+    async def _make_room(self, tenants: Sequence[str], size: int, reason: str) -> None:
+        """Evict about ``size`` bytes, or less if all that is left is in use."""
+        freed = 0
+        # Each is evicted, or turns out to be in use and is pinned, so the next are others.
+        while freed < size and (found := await self.candidates(tenants, _BATCH)):
+            for each in found:
+                if freed < size and await self.evict(each, reason):
+                    freed += each.size
+
+    def _took(self, name: ObjectName, size: int, reason: str) -> None:
+        LOGGER.info("stored %s %s was evicted: %s", name.kind, name.name, reason)
+        self._metrics.space.evicted.labels(name.kind, reason).inc()
+        self._metrics.space.evicted_bytes.labels(name.kind, reason).inc(size)
