@@ -7,7 +7,6 @@ import asyncio
 import secrets
 from typing import Any
 
-from redis.asyncio import RedisCluster
 from redis.exceptions import AuthenticationError, NoPermissionError
 from rich.filesize import decimal
 
@@ -16,13 +15,14 @@ from scissorhands_server.doctor.finding import Finding
 from scissorhands_server.manager.settings import ManagerSettings
 from scissorhands_server.settings import load_settings
 from scissorhands_server.store.address import Access, StoreAddress
-from scissorhands_server.store.client import Client, close_client, make_client
+from scissorhands_server.store.client import Client, close_client, make_client, server_infos
 from scissorhands_server.store.deadline import DeadlineStore
 from scissorhands_server.store.redis import RedisStore
+from scissorhands_server.store.registry import ObjectName, Registry
 
 # Of the page that is written; it would go by itself.
 _TTL_SECONDS = 10.0
-_RULES = "~scissorhands:* +@read +@write +@connection +@scripting -@dangerous +cluster|slots +info"
+_RULES = "~scissorhands:* +@read +@write +@connection +@scripting -@dangerous +cluster|slots +info +time"
 
 
 def try_store(url: str, timeout: float) -> list[Finding]:
@@ -44,12 +44,16 @@ async def _try(url: str, access: Access, seconds: float) -> list[Finding]:
     store = DeadlineStore(RedisStore(url, seconds, 1, access), seconds)
     try:
         await store.ping()
-        owner = f"doctor/{secrets.token_hex(6)}"
+        tenant = f"doctor-{secrets.token_hex(6)}"
+        owner, entry = f"{tenant}/doctor", ObjectName(tenant, "row", "doctor")
         try:
             await store.put(owner, "page", b"x", _TTL_SECONDS)
             await store.commit(owner, ["page"], _TTL_SECONDS)
             await store.list_pages(owner)
             await store.delete(owner, ["page"])
+            await Registry(store).add(entry, 1, 0, _TTL_SECONDS, 0.0)
+            await Registry(store).take(entry)
+            await store.scan("")
         except StoreUnavailableError as error:
             trouble = f"{place} answers, but: {error}"
             return [Finding.failed("store", trouble, f"free its memory, or allow the user {_RULES}")]
@@ -72,10 +76,7 @@ async def _try(url: str, access: Access, seconds: float) -> list[Finding]:
 async def _described(client: Client, place: str) -> list[Finding]:
     """Tell the version, and how a full memory is treated by whichever server treats it worst."""
     try:
-        if isinstance(client, RedisCluster):
-            told = list((await client.info(target_nodes=RedisCluster.PRIMARIES)).values())
-        else:
-            told = [await client.info()]
+        told = await server_infos(client)
     except NoPermissionError:
         answers = Finding.ok("store", f"{place} answers")
         return [answers, Finding.warning("store memory", "this user may not ask", "allow it +info")]

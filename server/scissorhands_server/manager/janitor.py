@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from scissorhands.errors import CorruptRowError, CorruptSegmentError
+from scissorhands.errors import CorruptRowError, CorruptSegmentError, StoreUnavailableError
 from scissorhands_server.manager.keeper import Keeper
 from scissorhands_server.manager.metrics import ManagerMetrics
 from scissorhands_server.manager.space import Space
@@ -68,15 +68,23 @@ class Janitor:
         Raises:
             StoreUnavailableError: The store does not answer.
         """
-        info = await self._store.info()
-        self._metrics.space.memory.set(info.used_bytes)
-        self._metrics.space.most_memory.set(info.most_bytes)
-        self._space.bound_by_store(info.most_bytes)
+        await self._ask_store()
         async with self._lease() as taken:
             if taken:
                 await self._round()
                 await self._space.trim()
         await self._space.measure()
+
+    async def _ask_store(self) -> None:
+        try:
+            info = await self._store.info()
+        except StoreUnavailableError as error:
+            # Not every user may ask. If the store is away, what follows tells.
+            LOGGER.debug("the store does not say how much memory it has: %s", error)
+            return
+        self._metrics.space.memory.set(info.used_bytes)
+        self._metrics.space.most_memory.set(info.most_bytes)
+        self._space.bound_by_store(info.most_bytes)
 
     async def sweep(self, *, dry_run: bool) -> AsyncIterator[Mend]:
         """Look at everything, and yield what is found and, unless ``dry_run``, mended.

@@ -80,23 +80,17 @@ async def scan_keys(client: Client, cursor: str, pattern: str, about: int) -> tu
         Where to go on, empty at the end, and the keys.
     """
     node, _, within = cursor.rpartition(" ")
+    asked: dict[str, Any] = {"cursor": int(within or 0), "match": pattern, "count": about}
     if not isinstance(client, RedisCluster):
-        following, keys = await client.scan(int(within or 0), match=pattern, count=about)
-        return (str(following) if int(following) else ""), cast("list[bytes]", keys)
-    names = sorted(node.name for node in client.get_primaries())
+        following, keys = await client.scan(**asked)
+        return (str(following) if following else ""), cast("list[bytes]", keys)
+    names = sorted(each.name for each in client.get_primaries())
     # A node that is gone is left to the next scan.
     node = node if node in names else names[0]
-    asked: Any = client.get_node(node_name=node)
-    # redis-py's types know nothing of clusters here.
-    answers, keys = cast(
-        "tuple[dict[str, int], list[bytes]]",
-        await client.scan(int(within or 0), match=pattern, count=about, target_nodes=asked),
-    )
-    (following,) = answers.values()
-    if following:
-        return f"{node} {following}", keys
-    later = names[names.index(node) + 1 :]
-    return (f"{later[0]} 0" if later else ""), keys
+    answers, found = await client.scan(**asked, target_nodes=client.get_node(node_name=node))
+    (following,) = cast("dict[str, int]", answers).values()
+    later = [f"{node} {following}"] if following else [f"{name} 0" for name in names[names.index(node) + 1 :]]
+    return (later[0] if later else ""), cast("list[bytes]", found)
 
 
 async def server_infos(client: Client) -> list[dict[str, Any]]:
