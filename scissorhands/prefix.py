@@ -21,9 +21,10 @@ A manifest, all numbers little-endian::
 
 import hashlib
 import struct
-import zlib
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
+
+from isal.isal_zlib import crc32
 
 from scissorhands.budget import Grant, ModelShape
 from scissorhands.errors import CorruptRowError, MismatchError
@@ -214,7 +215,7 @@ class PrefixManifest:
         if size > MAX_MANIFEST_BYTES:
             raise ValueError(f"a manifest of {size} bytes is above the limit of {MAX_MANIFEST_BYTES}")
         checked = _START.pack(MAGIC, VERSION, size) + body
-        return checked + _NUMBER.pack(zlib.crc32(checked))
+        return checked + _NUMBER.pack(crc32(checked))
 
     @classmethod
     def parse(cls, data: bytes) -> "PrefixManifest":
@@ -229,7 +230,7 @@ class PrefixManifest:
         if magic != MAGIC or version != VERSION:
             raise CorruptRowError(f"not a manifest of version {VERSION}")
         body = memoryview(data)[: -_NUMBER.size]
-        if size != len(data) or _NUMBER.unpack_from(data, len(body))[0] != zlib.crc32(body):
+        if size != len(data) or _NUMBER.unpack_from(data, len(body))[0] != crc32(body):
             raise CorruptRowError("the manifest fails its checksum")
         try:
             return _parse_body(body)

@@ -14,9 +14,10 @@ from the start of the segment, and its checksum covers all its bytes.
 """
 
 import struct
-import zlib
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
+
+from isal.isal_zlib import crc32
 
 from scissorhands.errors import CorruptSegmentError
 from scissorhands.texts import pack_texts, unpack_texts
@@ -129,7 +130,7 @@ def build_segment(
     offset = header_size
     table = []
     for slots, data in sections:
-        table.append(_ENTRY.pack(offset, len(data), slots, zlib.crc32(data)))
+        table.append(_ENTRY.pack(offset, len(data), slots, crc32(data)))
         offset += len(data)
     header = b"".join(
         [
@@ -139,7 +140,7 @@ def build_segment(
             *table,
         ]
     )
-    return b"".join([header, _CRC.pack(zlib.crc32(header)), *(data for _, data in sections)])
+    return b"".join([header, _CRC.pack(crc32(header)), *(data for _, data in sections)])
 
 
 def header_size(start: bytes) -> int:
@@ -162,7 +163,7 @@ def parse_header(data: bytes) -> SegmentHeader:
     if len(data) < size:
         raise CorruptSegmentError(f"header is truncated: {len(data)} of {size} bytes")
     header = memoryview(data)[: size - _CRC.size]
-    if _CRC.unpack_from(data, size - _CRC.size)[0] != zlib.crc32(header):
+    if _CRC.unpack_from(data, size - _CRC.size)[0] != crc32(header):
         raise CorruptSegmentError("header fails its checksum")
     try:
         return _parse_body(header, size, total)
@@ -178,7 +179,7 @@ def check_section(section: Section, data: bytes) -> None:
     """
     if len(data) != section.size:
         raise CorruptSegmentError(f"section is {len(data)} bytes instead of {section.size}")
-    if zlib.crc32(data) != section.crc:
+    if crc32(data) != section.crc:
         raise CorruptSegmentError("section fails its checksum")
 
 

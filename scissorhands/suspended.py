@@ -17,10 +17,11 @@ without regard to layers, so that a row takes few round trips.
 
 import hashlib
 import struct
-import zlib
 from array import array
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
+
+from isal.isal_zlib import crc32
 
 from scissorhands.budget import Grant, ModelShape
 from scissorhands.errors import CorruptRowError, MismatchError
@@ -103,7 +104,7 @@ class Part:
         """
         if len(data) != self.size:
             raise CorruptRowError(f"a part is {len(data)} bytes instead of {self.size}")
-        if zlib.crc32(data) != self.crc:
+        if crc32(data) != self.crc:
             raise CorruptRowError("a part fails its checksum")
 
 
@@ -154,7 +155,7 @@ class Manifest:
         if size > MAX_MANIFEST_BYTES:
             raise ValueError(f"a manifest of {size} bytes is above the limit of {MAX_MANIFEST_BYTES}")
         checked = _START.pack(MAGIC, VERSION, size) + body
-        return checked + _NUMBER.pack(zlib.crc32(checked))
+        return checked + _NUMBER.pack(crc32(checked))
 
     @classmethod
     def parse(cls, data: bytes) -> "Manifest":
@@ -169,7 +170,7 @@ class Manifest:
         if magic != MAGIC or version != VERSION:
             raise CorruptRowError(f"not a manifest of version {VERSION}")
         body = memoryview(data)[: -_NUMBER.size]
-        if size != len(data) or _NUMBER.unpack_from(data, len(body))[0] != zlib.crc32(body):
+        if size != len(data) or _NUMBER.unpack_from(data, len(body))[0] != crc32(body):
             raise CorruptRowError("the manifest fails its checksum")
         try:
             return _parse_body(body)
@@ -186,7 +187,7 @@ def cut(data: memoryview) -> list[memoryview]:
 
 def describe(pieces: Sequence[bytes | memoryview]) -> tuple[Part, ...]:
     """Return size and checksum of each piece."""
-    return tuple(Part(len(piece), zlib.crc32(piece)) for piece in pieces)
+    return tuple(Part(len(piece), crc32(piece)) for piece in pieces)
 
 
 def token_digest(ids: Sequence[int]) -> str:

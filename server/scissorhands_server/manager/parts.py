@@ -72,16 +72,18 @@ async def receive(requests: MessageStream[Message], part: Part) -> bytes:
         InvalidRequestError: The stream is malformed.
         CorruptRowError: It is not the part that it should be.
     """
-    data = bytearray()
-    while len(data) < part.size:
+    pieces: list[bytes] = []
+    missing = part.size
+    while missing:
         message = await requests.next()
         if message is None or message.WhichOneof("part") != "chunk":
-            raise InvalidRequestError("chunk", f"a part ends after {len(data)} of {part.size} bytes")
-        if not 0 < len(message.chunk) <= min(MAX_CHUNK_BYTES, part.size - len(data)):
+            raise InvalidRequestError("chunk", f"a part ends after {part.size - missing} of {part.size} bytes")
+        if not 0 < len(message.chunk) <= min(MAX_CHUNK_BYTES, missing):
             raise InvalidRequestError("chunk", f"must be 1 to {MAX_CHUNK_BYTES} bytes, all of one part")
-        data += message.chunk
-    whole = bytes(data)
-    await check(part, whole)
+        pieces.append(message.chunk)
+        missing -= len(message.chunk)
+    whole = b"".join(pieces)
+    part.check(whole)
     return whole
 
 
@@ -112,15 +114,6 @@ async def receive_all(
     except ExceptionGroup as group_error:
         # Whatever fails first ends the others.
         raise group_error.exceptions[0] from None
-
-
-async def check(part: Part, data: bytes) -> None:
-    """Check a part, away from the event loop: the checksum of megabytes would hold up every other call.
-
-    Raises:
-        CorruptRowError: It is not what it should be.
-    """
-    await asyncio.to_thread(part.check, data)
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from scissorhands.prefix import KEY_BYTES, MAX_BOUNDARIES, PrefixManifest
 from scissorhands.v1 import prefix_pb2
 from scissorhands_server.manager.admission import Admission
 from scissorhands_server.manager.metrics import ManagerMetrics
-from scissorhands_server.manager.parts import STREAM_BYTES, check, chunks, counted, in_order, receive_all
+from scissorhands_server.manager.parts import STREAM_BYTES, chunks, counted, in_order, receive_all
 from scissorhands_server.manager.settings import ManagerSettings
 from scissorhands_server.manager.stored_prefixes import StoredPrefix, StoredPrefixes
 from scissorhands_server.manager.stream import MessageStream
@@ -149,7 +149,7 @@ class Prefixes:
         try:
             async with aclosing(in_order(self._stored.fetches(found, evidence=evidence))) as parts:
                 async for data in parts:
-                    await check(next(expected), data)
+                    next(expected).check(data)
                     for chunk in chunks(data):
                         yield chunk
                     self._metrics.prefix_loaded_bytes.inc(len(data))

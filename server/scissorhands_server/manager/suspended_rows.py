@@ -19,7 +19,7 @@ from functools import partial
 from scissorhands.errors import CorruptRowError, SessionConflictError
 from scissorhands.suspended import Manifest
 from scissorhands_server.manager.keeper import ROW, Keeper
-from scissorhands_server.manager.parts import check, in_order
+from scissorhands_server.manager.parts import in_order
 from scissorhands_server.store.base import PageStore
 
 # How long parts wait for their record.
@@ -210,7 +210,7 @@ class SuspendedRows(Keeper):
             expected = iter(manifest.parts)
             async with aclosing(self.parts(name, record, manifest)) as parts:
                 async for data in parts:
-                    await check(next(expected), data)
+                    next(expected).check(data)
         except CorruptRowError:
             if await self.find(name) == record:
                 raise

@@ -19,7 +19,7 @@ from scissorhands_server.manager.admission import Admission
 from scissorhands_server.manager.checks import check_session_id
 from scissorhands_server.manager.keeper import ARCHIVE
 from scissorhands_server.manager.metrics import ManagerMetrics
-from scissorhands_server.manager.parts import STREAM_BYTES, check, chunks, counted, receive_all
+from scissorhands_server.manager.parts import STREAM_BYTES, chunks, counted, receive_all
 from scissorhands_server.manager.settings import ManagerSettings
 from scissorhands_server.manager.space import Space
 from scissorhands_server.manager.stream import MessageStream
@@ -173,7 +173,7 @@ class Suspension:
             expected = iter(manifest.parts)
             async with aclosing(self._rows.parts(asked.session_id, record, manifest)) as parts:
                 async for data in parts:
-                    await check(next(expected), data)
+                    next(expected).check(data)
                     for chunk in chunks(data):
                         yield chunk
                     self._metrics.resumed_bytes.inc(len(data))

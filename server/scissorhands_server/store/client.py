@@ -12,6 +12,8 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 
 from scissorhands_server.store.address import Access, Kind, StoreAddress
 
+# What is read from a connection at once; redis-py's own 32 KiB are many reads for a value of megabytes.
+_READ_BYTES = 1 << 20
 # Of the time for one call. Finding the way around a node that does not answer takes a wait for it, then another node.
 _HOP_SHARE = 0.5
 
@@ -35,6 +37,7 @@ def make_client(address: StoreAddress, access: Access, timeout: float, connectio
         "password": address.password or access.password or None,
         # One fresh try, for connections that a restarted server has closed behind our back.
         "retry": Retry(NoBackoff(), 1, supported_errors=(RedisConnectionError,)),
+        "socket_read_size": _READ_BYTES,
         **waits,
         **tls,
     }
