@@ -1,4 +1,4 @@
-"""Resuming a conversation from the store against reading it anew, with two workers, a manager and a Valkey here.
+"""What the store saves: resumed conversations and shared prefixes, with two workers, a manager and a Valkey here.
 
     python -m benchmarks.offload --model .models/smollm2-135m-instruct --text .texts/emma.txt --json offload.json
 
@@ -6,6 +6,7 @@ For every setting, a first turn of ``--tokens`` tokens is held with one worker. 
 workers in turn; each is resumed from the store, and read anew for comparison by a request of no session, in one run.
 Times are the client's, from the request to the first token. Bytes in the store are ``MEMORY USAGE`` of all keys of the
 session, segments apart. Throughput is that of the full row, against a bare redis-py pipeline that moves the same bytes.
+Then prompts that begin alike are answered: see :mod:`benchmarks.prefixes`.
 """
 
 import asyncio
@@ -13,6 +14,7 @@ import json
 import os
 import platform
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
@@ -24,6 +26,7 @@ import torch
 import transformers
 from redis.asyncio import Redis
 
+from benchmarks import prefixes
 from benchmarks.serving import Served, ask, figures, manager, worker
 from scissorhands.probe import probe
 from scissorhands.suspended import PART_BYTES
@@ -36,6 +39,8 @@ HEADLINE = "budget_20_4bit"
 TURN_TOKENS = 16
 ANSWER_TOKENS = 4
 _STORE_BYTES = 1 << 30
+
+Rows = list[dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -59,17 +64,20 @@ SETTINGS = (
 @click.option("--model", required=True, help="A folder.")
 @click.option("--text", required=True, type=click.Path(exists=True, path_type=Path), help="What is talked about.")
 @click.option("--tokens", type=int, default=2000, show_default=True, help="Tokens of the first turn.")
-@click.option("--turns", type=int, default=4, show_default=True, help="Turns after the first.")
+@click.option("--turns", type=int, default=4, show_default=True, help="Turns after the first; 0: none.")
+@click.option("--rounds", type=int, default=5, show_default=True, help="Shared beginnings; 0 leaves them out.")
 @click.option("--setting", "names", multiple=True, help="Only these settings; repeatable.")
 @click.option("--json", "out", type=click.Path(path_type=Path), help="Write the results here.")
-def main(*, model: str, text: Path, tokens: int, turns: int, names: tuple[str, ...], out: Path | None) -> None:
-    """Measure what it is worth to keep the cache of a conversation."""
+def main(
+    *, model: str, text: Path, tokens: int, turns: int, rounds: int, names: tuple[str, ...], out: Path | None
+) -> None:
+    """Measure what it is worth to keep caches in the store."""
     torch.set_num_threads(1)
     loaded = load(model, cache_folder=Path(mkdtemp()))
     probe(loaded.model)
-    chosen = [setting for setting in SETTINGS if not names or setting.name in names]
-    rows = asyncio.run(measure(loaded, text.read_text(encoding="utf-8"), tokens, turns, chosen))
-    ratios = all_ratios(rows)
+    ids = loaded.tokenizer(text.read_text(encoding="utf-8"))["input_ids"]
+    rows, shared = asyncio.run(measure(loaded, ids, tokens, turns, rounds, names))
+    ratios = all_ratios(rows, ratios_of) | all_ratios(shared, prefixes.ratios_of)
     click.echo(json.dumps(ratios, indent=1))
     if out:
         environment = {
@@ -78,17 +86,17 @@ def main(*, model: str, text: Path, tokens: int, turns: int, names: tuple[str, .
         }  # fmt: skip
         settings = {
             "model": model, "text": text.name, "tokens": tokens, "turns": turns, "turn_tokens": TURN_TOKENS,
-            "answer_tokens": ANSWER_TOKENS, "dtype": loaded.info.dtype,
+            "answer_tokens": ANSWER_TOKENS, "rounds": rounds, "dtype": loaded.info.dtype,
         }  # fmt: skip
-        content = {"settings": settings, "environment": environment, "ratios": ratios, "rows": rows}
+        content = {"settings": settings, "environment": environment, "ratios": ratios, "rows": rows, "prefixes": shared}
         out.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
 
-def all_ratios(rows: list[dict[str, Any]]) -> dict[str, float]:
+def all_ratios(rows: Rows, ratios_of_row: Callable[[dict[str, Any]], dict[str, float]]) -> dict[str, float]:
     """Return the ratios of every setting, its name behind theirs; those of the headline also without a name."""
     ratios = {}
     for row in rows:
-        for name, value in ratios_of(row).items():
+        for name, value in ratios_of_row(row).items():
             ratios[f"{name}_{row['setting']}"] = round(value, 4)
             if row["setting"] == HEADLINE or name == "throughput_over_redis":
                 ratios[name] = round(value, 4)
@@ -110,21 +118,27 @@ def ratios_of(row: dict[str, Any]) -> dict[str, float]:
 
 
 async def measure(
-    loaded: LoadedModel, text: str, tokens: int, turns: int, chosen: list[Setting]
-) -> list[dict[str, Any]]:
-    """Measure each setting and return its figures."""
-    ids = loaded.tokenizer(text)["input_ids"]
+    loaded: LoadedModel, ids: list[int], tokens: int, turns: int, rounds: int, names: tuple[str, ...]
+) -> tuple[Rows, Rows]:
+    """Measure the settings of these names, all if there are none; return the figures of conversations and prefixes."""
     store = EmbeddedStore(_STORE_BYTES)
     await store.start()
     try:
         async with manager(store.url) as address, worker(loaded, address) as one, worker(loaded, address) as two:
             redis = Redis.from_url(store.url)
-            rows = []
-            for setting in chosen:
-                rows.append(await talk(setting, ids, tokens, turns, (one, two), redis))
-                click.echo(json.dumps(rows[-1]))
+            rows: Rows = []
+            shared: Rows = []
+            for setting in SETTINGS if turns else ():
+                if not names or setting.name in names:
+                    rows.append(await talk(setting, ids, tokens, turns, (one, two), redis))
+                    click.echo(json.dumps(rows[-1]))
+            for beginning in prefixes.BEGINNINGS if rounds else ():
+                if not names or beginning.name in names:
+                    shared.append(await prefixes.share(beginning, ids, rounds, (one, two)))
+                    click.echo(json.dumps(shared[-1]))
+                    await redis.flushall()
             await redis.aclose()
-            return rows
+            return rows, shared
     finally:
         await store.stop()
 
@@ -141,6 +155,7 @@ async def talk(
         policy=setting.policy,
         resident_codec=setting.codec,
         ignore_eos=True,
+        prefix_cache=False,
     )
     kept_options = replace(options, session_id=setting.name)
     before = figures(one)

@@ -1,4 +1,4 @@
-"""Prompts that begin alike: with a stored prefix against without, for ``benchmarks/offload.py``.
+"""Prompts that begin alike, with a stored prefix and without: a part of :mod:`benchmarks.offload`.
 
 In every round, a prompt nobody has read is answered by one worker, which stores what it reads, and by the other without
 prefixes, in turn first; what the first takes longer is the overhead of a miss. Then both answer prompts with the same
@@ -20,7 +20,7 @@ _POLL_SECONDS = 0.05
 
 
 @dataclass(frozen=True)
-class Prefixed:
+class Beginning:
     """A budget, a format and the length of a beginning.
 
     Args:
@@ -40,15 +40,15 @@ class Prefixed:
 
 # A fifth of 2,000 tokens. Its chunks are of 100 tokens, so 2,000 are a boundary; those of a full cache are of 256.
 _FIFTH = Budget.tokens(400)
-PREFIXED = (
-    Prefixed("full", 2048, Budget.fraction(1.0), policy="full"),
-    Prefixed("full_2000", 2000, Budget.fraction(1.0), policy="full"),
-    Prefixed("budget_20", 2000, _FIFTH),
-    Prefixed("budget_20_4bit", 2000, _FIFTH, "turboquant:k4v4"),
+BEGINNINGS = (
+    Beginning("full", 2048, Budget.fraction(1.0), policy="full"),
+    Beginning("full_2000", 2000, Budget.fraction(1.0), policy="full"),
+    Beginning("budget_20", 2000, _FIFTH),
+    Beginning("budget_20_4bit", 2000, _FIFTH, "turboquant:k4v4"),
 )
 
 
-async def share(setting: Prefixed, ids: list[int], rounds: int, workers: tuple[Served, Served]) -> dict[str, Any]:
+async def share(setting: Beginning, ids: list[int], rounds: int, workers: tuple[Served, Served]) -> dict[str, Any]:
     """Measure one setting and return its figures."""
     options = GenerateOptions(
         max_new_tokens=ANSWER_TOKENS,
@@ -86,9 +86,7 @@ async def share(setting: Prefixed, ids: list[int], rounds: int, workers: tuple[S
         "missed_seconds": median(row["missed"]),
         "without_seconds": median(row["without"]),
         # Of every round its own pair, so that a machine that gets slower does not count.
-        "overhead": median(
-            missed / without - 1 for missed, without in zip(row["missed"], row["without"], strict=True)
-        ),
+        "overhead": median(missed / without - 1 for missed, without in zip(row["missed"], row["without"], strict=True)),
         "stored_bytes": moved["prefix_store_bytes_total"] / rounds,
         "loaded_bytes": moved["prefix_load_bytes_total"] / len(row["hit"]),
     }
@@ -104,5 +102,5 @@ def ratios_of(row: dict[str, Any]) -> dict[str, float]:
 
 async def _stored(workers: tuple[Served, Served]) -> None:
     """Wait until nothing is on its way to the store."""
-    while any(figures(served)["suspension_held_bytes"] for served in workers):
+    while any(figures(served)["suspension_held_bytes"] for served in workers):  # noqa: ASYNC110 - only metrics tell.
         await asyncio.sleep(_POLL_SECONDS)
