@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from scissorhands.attended import TILE, Attended, PackedAttended
-from scissorhands.codec.base import RowCodec
+from scissorhands.codec.base import RowCodec, VectorCodec
 from scissorhands.compaction import gather, move_to_front
 from scissorhands.merging import fold, match, rates
 from scissorhands.signals import Observation, Resident, Signal, Weight, add_mass
@@ -171,7 +171,17 @@ class LayerPool:
         values.scatter_(1, place, torch.where(folded.grown.unsqueeze(-1), changed, stored))
         weights.scatter_(1, found.slots, weights.gather(1, found.slots) + folded.growth.log())
 
-    def _exact(self, data: torch.Tensor, codec: RowCodec | None) -> torch.Tensor:
+    def exact_keys(self, keys: torch.Tensor, head: int | None = None) -> torch.Tensor:
+        """Return keys as the model knows them.
+
+        Args:
+            keys: ``[kv_heads, n, ...]``, as they are held; or of one head.
+            head: The head that they are of; None for all.
+        """
+        codec = self.codec.keys if self.codec else None
+        return self._exact(keys, codec if codec is None or head is None else codec.of_head(head))
+
+    def _exact(self, data: torch.Tensor, codec: VectorCodec | None) -> torch.Tensor:
         """Return keys or values ``[H, n, D]`` as the model knows them."""
         return data if codec is None else codec.decode(data.flatten(-2), data.shape[1], self._head_dim, self._dtype)
 

@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
 
+import torch
+
 from scissorhands.budget import Grant
 from scissorhands.pool import Pool
 from scissorhands.slots import Slots
@@ -135,6 +137,11 @@ class Eviction:
     def slots(self) -> int:
         """Evicted slots over all layers and heads."""
         return sum(layer.positions.numel() for layer in self.layers)
+
+    def exact_keys(self) -> list[torch.Tensor]:
+        """Return the evicted keys of each layer as the model knows them, ``[kv_heads, d, head_dim]``."""
+        pools = self.row.pool.layers
+        return [pool.exact_keys(taken.keys) for pool, taken in zip(pools, self.layers, strict=True)]
 
     def mass(self) -> float:
         """Return the attention mass on the evicted slots, summed over layers and heads, in queries."""

@@ -4,13 +4,16 @@ All numbers are little-endian::
 
     magic "SCSG" | version u16 | header bytes u32 | segment bytes u64       the fixed start
     identity: ten length-prefixed UTF-8 strings, session id, tenant          the rest of the header
+    summary bytes u32 | summary crc u32
     epoch u32 | step u32 | layers u16 | kv_heads u16 | head_dim u16
     table: layers * kv_heads times (offset u64, bytes u32, slots u32, crc u32)
     crc u32                                                                  of the header up to here
+    summary of the keys                                                      see scissorhands.summary; may be empty
     sections: positions u32 * slots | keys | values                          by layer, then by head
 
 Every size is checked against a limit before anything is allocated. A section can be read alone: its offset is counted
-from the start of the segment, and its checksum covers all its bytes.
+from the start of the segment, and its checksum covers all its bytes. So can the summary, which lies right behind the
+header: what a recall looks at is read in one go.
 """
 
 import struct
@@ -23,11 +26,12 @@ from scissorhands.errors import CorruptSegmentError
 from scissorhands.texts import pack_texts, unpack_texts
 
 MAGIC = b"SCSG"
-VERSION = 1
+VERSION = 2
 MAX_SEGMENT_BYTES = 1 << 30
 MAX_HEADER_BYTES = 16 << 20
 
 _START = struct.Struct("<4sHIQ")
+_SUMMARY = struct.Struct("<II")
 _COUNTS = struct.Struct("<IIHHH")
 _ENTRY = struct.Struct("<QIII")
 _CRC = struct.Struct("<I")
@@ -66,7 +70,10 @@ class SegmentIdentity:
 
 @dataclass(frozen=True)
 class Section:
-    """Where the slots of one layer and KV head lie: offset from the segment's start, bytes, slots and checksum."""
+    """Where the slots of one layer and KV head lie: offset from the segment's start, bytes, slots and checksum.
+
+    So does the summary, which has no slots.
+    """
 
     offset: int
     size: int
@@ -85,6 +92,7 @@ class SegmentHeader:
     kv_heads: int
     head_dim: int
     size: int
+    summary: Section
     sections: tuple[Section, ...]
 
     def section(self, layer: int, kv_head: int) -> Section:
@@ -109,6 +117,7 @@ def build_segment(
     step: int,
     shape: tuple[int, int, int],
     sections: Sequence[tuple[int, bytes]],
+    summary: bytes = b"",
 ) -> bytes:
     """Assemble a segment.
 
@@ -118,6 +127,7 @@ def build_segment(
         step: Tokens seen at the eviction.
         shape: ``(layers, kv_heads, head_dim)``.
         sections: By layer, then by head: number of slots and the encoded bytes.
+        summary: The summary of their keys; none if nobody will recall them.
 
     Raises:
         ValueError: The sections do not match the shape, or a text of the identity is too long to be read back.
@@ -126,8 +136,8 @@ def build_segment(
     if len(sections) != layers * kv_heads:
         raise ValueError(f"{len(sections)} sections do not match {layers} layers of {kv_heads} KV heads")
     body = pack_texts(asdict(identity))
-    header_size = START_BYTES + len(body) + _COUNTS.size + len(sections) * _ENTRY.size + _CRC.size
-    offset = header_size
+    header_size = START_BYTES + len(body) + _SUMMARY.size + _COUNTS.size + len(sections) * _ENTRY.size + _CRC.size
+    offset = header_size + len(summary)
     table = []
     for slots, data in sections:
         table.append(_ENTRY.pack(offset, len(data), slots, crc32(data)))
@@ -136,11 +146,12 @@ def build_segment(
         [
             _START.pack(MAGIC, VERSION, header_size, offset),
             body,
+            _SUMMARY.pack(len(summary), crc32(summary)),
             _COUNTS.pack(epoch, step, layers, kv_heads, head_dim),
             *table,
         ]
     )
-    return b"".join([header, _CRC.pack(crc32(header)), *(data for _, data in sections)])
+    return b"".join([header, _CRC.pack(crc32(header)), summary, *(data for _, data in sections)])
 
 
 def header_size(start: bytes) -> int:
@@ -184,7 +195,7 @@ def check_section(section: Section, data: bytes) -> None:
 
 
 def check_segment(data: bytes) -> SegmentHeader:
-    """Check a whole segment: its header, its size and every section.
+    """Check a whole segment: its header, its size, its summary and every section.
 
     Raises:
         CorruptSegmentError: The bytes fail a check.
@@ -193,7 +204,7 @@ def check_segment(data: bytes) -> SegmentHeader:
     if len(data) != header.size:
         raise CorruptSegmentError(f"segment is {len(data)} bytes instead of {header.size}")
     view = memoryview(data)
-    for section in header.sections:
+    for section in (header.summary, *header.sections):
         check_section(section, view[section.offset : section.offset + section.size])  # type: ignore[arg-type]
     return header
 
@@ -206,7 +217,7 @@ def _parse_start(data: bytes) -> tuple[int, int]:
         raise CorruptSegmentError("not a segment: wrong magic")
     if version != VERSION:
         raise CorruptSegmentError(f"segment has version {version}; this program reads {VERSION}")
-    if not START_BYTES + _COUNTS.size + _CRC.size <= size <= min(MAX_HEADER_BYTES, total):
+    if not START_BYTES + _SUMMARY.size + _COUNTS.size + _CRC.size <= size <= min(MAX_HEADER_BYTES, total):
         raise CorruptSegmentError(f"header size {size} is out of range")
     if total > MAX_SEGMENT_BYTES:
         raise CorruptSegmentError(f"segment size {total} is above the limit of {MAX_SEGMENT_BYTES}")
@@ -215,12 +226,15 @@ def _parse_start(data: bytes) -> tuple[int, int]:
 
 def _parse_body(header: memoryview, size: int, total: int) -> SegmentHeader:
     texts, at = unpack_texts(header, START_BYTES, len(fields(SegmentIdentity)))
+    summary_size, summary_crc = _SUMMARY.unpack_from(header, at)
+    summary = Section(size, summary_size, 0, summary_crc)
+    at += _SUMMARY.size
     epoch, step, layers, kv_heads, head_dim = _COUNTS.unpack_from(header, at)
     at += _COUNTS.size
     if len(header) - at != layers * kv_heads * _ENTRY.size:
         raise CorruptSegmentError("table does not fit the header")
     sections = []
-    expected = size
+    expected = size + summary_size
     for offset, length, slots, crc in _ENTRY.iter_unpack(header[at:]):
         if offset != expected:
             raise CorruptSegmentError("sections are not contiguous")
@@ -228,4 +242,6 @@ def _parse_body(header: memoryview, size: int, total: int) -> SegmentHeader:
         sections.append(Section(offset, length, slots, crc))
     if expected != total:
         raise CorruptSegmentError("sections do not fill the segment")
-    return SegmentHeader(SegmentIdentity(*texts), epoch, step, layers, kv_heads, head_dim, total, tuple(sections))
+    return SegmentHeader(
+        SegmentIdentity(*texts), epoch, step, layers, kv_heads, head_dim, total, summary, tuple(sections)
+    )

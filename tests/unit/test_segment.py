@@ -134,16 +134,16 @@ def test_sections_that_exchange_their_places_are_refused():
 @pytest.mark.parametrize(
     ("start", "message"),
     [
-        ((b"PK\x03\x04", 1, 300, 300), "magic"),
-        ((MAGIC, 2, 300, 300), "version 2"),
+        ((b"PK\x03\x04", 2, 300, 300), "magic"),
+        ((MAGIC, 3, 300, 300), "version 3"),
         ((MAGIC, 0, 300, 300), "version 0"),
-        ((MAGIC, 1, 0, 300), "header size"),
-        ((MAGIC, 1, START_BYTES, 300), "header size"),
-        ((MAGIC, 1, 301, 300), "header size"),
-        ((MAGIC, 1, MAX_HEADER_BYTES + 1, MAX_SEGMENT_BYTES), "header size"),
-        ((MAGIC, 1, 0xFFFFFFFF, 0xFFFFFFFFFFFFFFFF), "header size"),
-        ((MAGIC, 1, 300, MAX_SEGMENT_BYTES + 1), "above the limit"),
-        ((MAGIC, 1, 300, 0xFFFFFFFFFFFFFFFF), "above the limit"),
+        ((MAGIC, 2, 0, 300), "header size"),
+        ((MAGIC, 2, START_BYTES, 300), "header size"),
+        ((MAGIC, 2, 301, 300), "header size"),
+        ((MAGIC, 2, MAX_HEADER_BYTES + 1, MAX_SEGMENT_BYTES), "header size"),
+        ((MAGIC, 2, 0xFFFFFFFF, 0xFFFFFFFFFFFFFFFF), "header size"),
+        ((MAGIC, 2, 300, MAX_SEGMENT_BYTES + 1), "above the limit"),
+        ((MAGIC, 2, 300, 0xFFFFFFFFFFFFFFFF), "above the limit"),
     ],
 )
 def test_hostile_sizes_are_refused_before_anything_is_allocated(start, message):
@@ -202,7 +202,7 @@ def test_sections_that_do_not_fill_the_segment_are_refused():
     data = segment()
     size = header_bytes(data)
     header = bytearray(data[:size])
-    struct.pack_into("<4sHIQ", header, 0, MAGIC, 1, size, len(data) + 1)
+    struct.pack_into("<4sHIQ", header, 0, MAGIC, 2, size, len(data) + 1)
     with pytest.raises(CorruptSegmentError, match="do not fill"):
         parse_header(with_valid_checksum(header))
 
@@ -220,7 +220,7 @@ def test_sections_that_do_not_match_the_shape_are_never_built():
 
 @given(st.binary(max_size=400))
 def test_noise_is_refused(noise):
-    for data in (noise, MAGIC + noise, MAGIC + b"\x01\x00" + noise):
+    for data in (noise, MAGIC + noise, MAGIC + b"\x02\x00" + noise):
         with pytest.raises(CorruptSegmentError):
             check_segment(data)
 
