@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import torch
 from transformers import PreTrainedModel
 
+from scissorhands.peek import PeekView
 from scissorhands.row import Row
 from scissorhands.view import StepView
 
@@ -37,6 +38,31 @@ class ModelStep:
     def scores(self, rows: Sequence[Row], tokens: Sequence[Sequence[int]], last: int) -> torch.Tensor:
         """Do the same and return the logits after each of the ``last`` tokens: ``[rows, last, vocabulary]``."""
         view = StepView(rows)
+        logits = self._pass(view, tokens, last)
+        view.commit(len(tokens[0]))
+        return logits
+
+    def peek(self, row: Row, tokens: Sequence[int]) -> list[torch.Tensor]:
+        """Return what tokens would ask for if they were read now; the row stays as it is.
+
+        Over sliding layers it takes one token only: their rings have no room for more.
+
+        Args:
+            row: The row, in which there is room for them.
+            tokens: Token ids.
+
+        Returns:
+            Of each layer of the model, ``[query_heads, tokens, head_dim]`` queries times the factor on the scores.
+        """
+        view = PeekView(row)
+        try:
+            self._pass(view, [tokens], 1)
+        finally:
+            view.leave()
+        return view.queries
+
+    def _pass(self, view: StepView, tokens: Sequence[Sequence[int]], last: int) -> torch.Tensor:
+        rows = view.rows
         device = self._model.device
         incoming = len(tokens[0])
         positions = [list(range(row.step, row.step + incoming)) for row in rows]
@@ -47,6 +73,5 @@ class ModelStep:
             use_cache=True,
             **({"logits_to_keep": last} if self._skips else {}),
         )
-        view.commit(incoming)
         logits: torch.Tensor = output.logits[:, -last:].float().cpu()
         return logits

@@ -91,6 +91,13 @@ class Policy(ABC):
         """
         if drop == 0:
             return np.ones(evidence.positions.shape, dtype=np.bool_)
+        return ~lowest(self.ranks(evidence, parameters, snapshot), drop)
+
+    def ranks(self, evidence: LayerEvidence, parameters: EvictionParameters, snapshot: Snapshot) -> Scores:
+        """Return ``[kv_heads, n]`` scores by which slots are dropped, the lowest first; those that are exempt infinite.
+
+        The arguments are those of :meth:`keep`.
+        """
         scores = self.score(evidence, snapshot.step, parameters)
         # A model that computes nonsense still keeps to its budget.
         scores = np.where(np.isnan(scores), np.inf, scores)
@@ -104,7 +111,7 @@ class Policy(ABC):
         exempt = max(0, parameters.recent - snapshot.ahead)
         if exempt:
             scores[:, -exempt:] = np.inf
-        return ~lowest(scores, drop)
+        return scores
 
 
 def lowest(scores: Scores, count: int) -> npt.NDArray[np.bool_]:

@@ -95,3 +95,20 @@ class Signal(ABC):
     @abstractmethod
     def value(self, state: torch.Tensor, resident: Resident) -> torch.Tensor:
         """Return the signal ``[kv_heads, n]`` of one row's state ``[kv_heads, n, ...]`` and of what the row holds."""
+
+    def recalled(self, state: torch.Tensor, resident: Resident, positions: torch.Tensor) -> torch.Tensor:
+        """Return the state ``[d, ...]`` that slots start with which are recalled into one head.
+
+        What they deserve, the next queries will tell. Until then they count as much as the head's slots on average:
+        less would drop them before anybody could have asked for them.
+
+        Args:
+            state: ``[n, ...]``, of the slots that the head holds.
+            resident: What they are, of one head: without the dimension of heads.
+            positions: ``[d]`` of the recalled slots.
+        """
+        del resident
+        mean = state.float().mean(dim=0, keepdim=True)
+        if not state.is_floating_point():
+            mean = mean.round()
+        return mean.to(state.dtype).expand(len(positions), *state.shape[1:])

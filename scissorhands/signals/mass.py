@@ -23,6 +23,11 @@ class Mass(Signal):
         del resident
         return state
 
+    def recalled(self, state: torch.Tensor, resident: Resident, positions: torch.Tensor) -> torch.Tensor:
+        """Return what the head's slots got of each query on average, for all queries that could have seen the slot."""
+        ages = (resident.step - resident.positions).float()
+        return (state / ages).mean() * (resident.step - positions).float()
+
 
 def add_mass(state: torch.Tensor, attention: torch.Tensor) -> None:
     """Add the attention ``[R, kv_heads, group, a, n]`` of new queries to the mass ``[R, kv_heads, n]``, in place."""

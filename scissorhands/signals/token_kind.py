@@ -37,3 +37,8 @@ class TokenKinds(Signal):
         """Return the kinds as they are."""
         del resident
         return state
+
+    def recalled(self, state: torch.Tensor, resident: Resident, positions: torch.Tensor) -> torch.Tensor:
+        """Return no kind: it is not known any more."""
+        del resident
+        return state.new_zeros(len(positions))
