@@ -10,9 +10,11 @@ from transformers import PreTrainedModel
 from scissorhands.budget import Grant
 from scissorhands.cache import ResidentCache
 from scissorhands.codec.statistics import attached
+from scissorhands.evaluation.recalling import Recall, Recaller
 from scissorhands.evaluation.sizes import Sizes, sizes_of
 from scissorhands.evaluation.texts import Tokens
 from scissorhands.probe import model_shape
+from scissorhands.row import Eviction
 from scissorhands.step import ModelStep
 
 # Bound on the memory of the rows at once; does not change a result.
@@ -27,14 +29,26 @@ class Decoder:
         grant: The budget and the policy's numbers of each row.
         prompts: The tokens of each row's prompt.
         new_tokens: Most tokens of an answer.
+        recall: How rows recall what they have evicted; None: they do not.
     """
 
-    def __init__(self, model: PreTrainedModel, grant: Grant, prompts: Sequence[Sequence[int]], new_tokens: int) -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        grant: Grant,
+        prompts: Sequence[Sequence[int]],
+        new_tokens: int,
+        recall: Recall | None = None,
+    ) -> None:
         self._prompts = prompts
         self._step = ModelStep(model)
         self._cache = ResidentCache(model_shape(model), model.dtype, model.device, statistics=attached(model))
         # The last token is chosen, but never appended.
         self._rows = [self._cache.add_row(grant, limit=len(prompt) + new_tokens - 1) for prompt in prompts]
+        self._appended = 0
+        self._last = recall.last if recall else 0
+        self._every = recall.every if recall else 0
+        self.recallers = [Recaller(self._step, self._cache, row, recall) for row in self._rows] if recall else []
 
     def sizes(self) -> Sizes:
         """Return the bytes of a row."""
@@ -51,11 +65,15 @@ class Decoder:
             ``[rows, vocabulary]`` float32 logits after the last tokens.
         """
         found = []
-        for row, prompt in zip(self._rows, self._prompts, strict=True):
+        for index, (row, prompt) in enumerate(zip(self._rows, self._prompts, strict=True)):
             logits = torch.empty(0)
             while row.step < len(prompt):
-                size = row.next_chunk(len(prompt) - row.step)
-                self._cache.prepare_prefill(row, size)
+                # Where rows recall, the last tokens are read apart.
+                end = len(prompt) - self._last
+                size = row.next_chunk(end - row.step if row.step < end else len(prompt) - row.step)
+                self._keep(index, self._cache.prepare_prefill(row, size))
+                if self.recallers and row.step == end:
+                    self.recallers[index].recall(prompt[end : end + size])
                 logits = self._step([row], [prompt[row.step : row.step + size]])
                 progress(size)
             found.append(logits[0])
@@ -64,9 +82,16 @@ class Decoder:
     @torch.inference_mode()
     def append(self, tokens: Sequence[int]) -> torch.Tensor:
         """Append a token to each row; return ``[rows, vocabulary]`` float32 logits after them."""
-        for row in self._rows:
-            self._cache.prepare_decode(row)
+        self._appended += 1
+        for index, (row, token) in enumerate(zip(self._rows, tokens, strict=True)):
+            self._keep(index, self._cache.prepare_decode(row))
+            if self._every and self._appended % self._every == 0:
+                self.recallers[index].recall([token])
         return self._step(self._rows, [[token] for token in tokens])
+
+    def _keep(self, index: int, eviction: Eviction | None) -> None:
+        if self.recallers:
+            self.recallers[index].keep(eviction)
 
     def answer(
         self,

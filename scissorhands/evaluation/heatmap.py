@@ -15,7 +15,7 @@ _COLORS = mpl.colormaps["RdYlGn"]
 _PALER = 0.3
 
 
-def plot_heatmap(rows: Sequence[Row], title: str, path: Path) -> None:
+def plot(rows: Sequence[Row], title: str, path: Path) -> None:
     """Draw the share of facts found; writes a PNG.
 
     Args:

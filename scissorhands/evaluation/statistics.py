@@ -1,5 +1,7 @@
 """Statistics of losses: the relative increase of perplexity and its bootstrap interval."""
 
+import math
+
 import numpy as np
 import numpy.typing as npt
 
@@ -11,6 +13,8 @@ Differences = npt.NDArray[np.float64]
 RESAMPLES = 10_000
 SEED = 0
 _TAILS = (2.5, 97.5)
+# The same of the normal distribution, in standard deviations.
+_NORMAL = 1.959964
 # One sequence says nothing about the spread between sequences.
 _FEWEST_SEQUENCES = 2
 
@@ -89,3 +93,11 @@ def interval_of_means(
 
 def _percent(difference: np.float64) -> np.float64:
     return np.float64(100 * np.expm1(difference))
+
+
+def share_interval(found: int, trials: int) -> tuple[float, float]:
+    """Return the 95 % interval of a share of ``trials`` independent cases (Wilson's score interval)."""
+    share, square = found / trials, _NORMAL**2
+    middle = (share + square / (2 * trials)) / (1 + square / trials)
+    half = _NORMAL / (1 + square / trials) * math.sqrt(share * (1 - share) / trials + square / (4 * trials**2))
+    return max(0.0, middle - half), min(1.0, middle + half)

@@ -134,3 +134,23 @@ def test_the_full_cache_answers_as_transformers_does(folder, tmp_path):
         made = model.generate(tokens, attention_mask=torch.ones_like(tokens), do_sample=False, max_new_tokens=32)
         expected = tokenizer.decode(made[0, len(prompt) :], skip_special_tokens=True).strip()
         assert answer == expected
+
+
+def test_recall_is_measured_beside_each_budget(folder, tmp_path):
+    out, plot = tmp_path / "out.json", tmp_path / "plot.png"
+    asked = ("--policy", "h2o", "--recall", 0.5, "--recall-every", 3, "--json", out, "--plot", plot)
+    result = invoke(folder, "passkey", *asked)
+    assert result.exit_code == 0, result.output
+    assert "0.5, every 3 tokens" in result.output
+    rows = json.loads(out.read_text())["rows"]
+    assert [row["recall"] and row["recall"]["share"] for row in rows] == [None, None, 0.5] * 2
+    full, without, recalling = rows[:3]
+    assert full["slots"] > without["slots"] == recalling["slots"]
+    assert without["bytes_per_sequence"] == recalling["bytes_per_sequence"]
+    assert without["recalled_slots"] == []
+    assert all(recalled > 0 for recalled in recalling["recalled_slots"])
+    assert all(
+        0 < summary < archived
+        for summary, archived in zip(recalling["summary_bytes"], recalling["archive_bytes"], strict=True)
+    )
+    assert plot.read_bytes()[:4] == b"\x89PNG"

@@ -1,6 +1,6 @@
 """What ``scissorhands eval passkey`` and ``scissorhands eval needle`` share."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import click
@@ -26,6 +26,19 @@ def retrieval_command(kind: str, summary: str) -> click.Command:
 
     @markdown_option
     @plot_option
+    @click.option(
+        "--recall",
+        type=click.FloatRange(0, 1, min_open=True),
+        help="Measure every budget with recall, too: at the end of the prompt at most this share of a head's slots is "
+        "swapped for evicted ones that the last tokens ask for.",
+    )
+    @click.option(
+        "--recall-every",
+        type=click.IntRange(min=0),
+        default=0,
+        show_default=True,
+        help="Recall again after so many tokens of the answer; 0: not again.",
+    )
     @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of the facts.")
     @click.option(
         "--position",
@@ -42,14 +55,18 @@ def retrieval_command(kind: str, summary: str) -> click.Command:
         lengths: tuple[int, ...],
         positions: tuple[float, ...],
         seed: int,
+        recall: float | None,
+        recall_every: int,
         markdown: Path | None,
         plot: Path | None,
     ) -> None:
         writable(markdown, "markdown")
+        drawn = "recall_plot" if recall else "heatmap"
         if writable(plot, "plot"):
-            work("heatmap")
+            work(drawn)
+        how = work("recalling").Recall(recall, every=recall_every) if recall else None
         places = tuple(dict.fromkeys(positions or (_QUICK_POSITIONS if request.quick else _POSITIONS)))
-        results = work("retrieval_run").run(request, kind, lengths, places, seed, Console(stderr=True))
+        results = work("retrieval_run").run(request, kind, lengths, places, seed, Console(stderr=True), how)
         chosen = {(choice.policy, choice.codec, choice.budget) for choice in (FULL, *request.choices)}
         rows = [
             row
@@ -57,10 +74,11 @@ def retrieval_command(kind: str, summary: str) -> click.Command:
             if row["length"] in lengths
             and row["position"] in places
             and (row["policy"], row["codec"], row["budget"]) in chosen
+            and row["recall"] in (None, how and how.key())
         ]
         show(_table(rows), markdown)
         if plot:
-            work("heatmap").plot_heatmap(rows, kind, plot)
+            work(drawn).plot(rows, kind, plot)
 
     help_text = f"""{summary}
 
@@ -72,7 +90,7 @@ def retrieval_command(kind: str, summary: str) -> click.Command:
 
 
 def _table(rows: Iterable[Row]) -> Table:
-    headings = ("Policy", "Budget", "Tokens", "Position", "Compression", "Found", "With the full cache")
+    headings = ("Policy", "Budget", "Tokens", "Position", "Compression", "Recall", "Found", "With the full cache")
     return Table(
         headings,
         [
@@ -82,9 +100,17 @@ def _table(rows: Iterable[Row]) -> Table:
                 str(row["length"]),
                 f"{row['position']:g}",
                 f"{row['compression']:.2f}x",
+                _recall_text(row["recall"]),
                 f"{row['found']} of {row['trials']}",
                 f"{row['full_success']:.0%}",
             )
             for row in rows
         ],
     )
+
+
+def _recall_text(recall: Mapping[str, float] | None) -> str:
+    if recall is None:
+        return "no"
+    again = f", every {recall['every']} tokens" if recall["every"] else ""
+    return f"{recall['share']:g}{again}"
