@@ -11,8 +11,8 @@ from scissorhands.budget import BudgetRequest, ModelShape
 from scissorhands.grant import PolicyRequest, grant
 from scissorhands.prefix import PrefixManifest, boundaries
 from scissorhands.v1 import prefix_pb2
+from scissorhands_server.manager.keeper import UNLISTED_SECONDS
 from scissorhands_server.manager.stored_prefixes import StoredPrefixes
-from scissorhands_server.manager.suspended_rows import UNLISTED_SECONDS
 from scissorhands_server.store.redis import RedisStore
 
 INVALID, MISMATCH = grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.FAILED_PRECONDITION
@@ -55,7 +55,7 @@ async def refused(call):
 
 def keys(redis):
     found = redis.command("KEYS", "*").decode().split("\r\n")
-    return sorted(line for line in found if line.startswith("scissorhands"))
+    return sorted(line for line in found if line.startswith("scissorhands:{default/"))
 
 
 @pytest.fixture

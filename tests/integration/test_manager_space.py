@@ -5,10 +5,14 @@ import asyncio
 import grpc
 import pytest
 from support.manager_data import offload, opened, segment, spec
+from support.prefix_data import BASE, load_request, manifest_of, store_messages
 from support.processes import wait_for
 from support.stored_objects import keep, kept, keys, parts, release
 from support.suspended_data import resume, suspend
 
+from scissorhands.budget import BudgetRequest, ModelShape
+from scissorhands.grant import PolicyRequest, grant
+from scissorhands.prefix import boundaries
 from scissorhands.v1 import cache_manager_pb2, suspension_pb2
 
 MIB = 1 << 20
@@ -132,6 +136,36 @@ async def test_what_is_above_the_quota_is_refused_and_takes_nothing_away(start, 
             await suspend(stub, again.fence, [bytes(2 * MIB)], session_id="s1")
         await release(stub, again.fence)
         assert (await resume(stub, session_id="s1")).data == PIECES[0]
+
+
+async def test_of_a_prefix_the_end_goes_first(start, redis_server, connect):
+    """What goes on from a boundary is of no use without it."""
+    shape = ModelShape(2, 2, 8, 4)
+    granted = grant(BudgetRequest.tokens(960), PolicyRequest("h2o"), shape, 1000)
+    chain = [place for place in boundaries(BASE, granted, shape, [*range(999)], 80) if not place.whole][:3]
+    manager = start(tenant_quota_bytes=3 * MIB, store_low_share=1)
+    first, second, _ = steps = [place.step for place in chain]
+
+    def stored():
+        owners = [key for key in keys(redis_server) if "prefix:record" in key]
+        return [place.step for place in chain if any(place.key.hex() in owner for owner in owners)]
+
+    async with connect(manager) as stub:
+        for place in reversed(chain):
+            manifest = manifest_of(place, PIECES, [])
+            await stub.StorePrefix(iter(store_messages(manifest, PIECES)), timeout=30)
+        assert stored() == steps
+        async for _ in stub.LoadPrefix(load_request(chain), timeout=30):
+            pass
+        await keep(stub, "s1", PIECES)
+        assert stored() == [first, second]
+        await keep(stub, "s2", PIECES)
+        assert stored() == [first]
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await stub.StorePrefix(iter(store_messages(manifest_of(chain[2], PIECES * 5, []), PIECES * 5)), timeout=30)
+        assert "tenant_quota_bytes" in caught.value.details()
+    assert manager.metric('evicted_objects_total{kind="prefix",reason="quota"}') == 2
+    assert manager.metric('prefix_stores_total{result="quota"}') == 1
 
 
 async def test_many_at_once_stay_within_the_quota(start, redis_server, connect):

@@ -19,7 +19,8 @@ from support.suspended_data import (
 
 from scissorhands.suspended import PART_BYTES, cut
 from scissorhands.v1 import budget_pb2, cache_manager_pb2, suspension_pb2
-from scissorhands_server.manager.suspended_rows import UNLISTED_SECONDS, Record
+from scissorhands_server.manager.keeper import UNLISTED_SECONDS
+from scissorhands_server.manager.suspended_rows import Record
 
 ABORTED, DATA_LOSS = grpc.StatusCode.ABORTED, grpc.StatusCode.DATA_LOSS
 FAILED_PRECONDITION, NOT_FOUND = grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.NOT_FOUND

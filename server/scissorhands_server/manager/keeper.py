@@ -4,24 +4,29 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import ClassVar
 
+from scissorhands_server.store.base import PageStore
 from scissorhands_server.store.registry import ObjectName
 
 ROW, ARCHIVE, PREFIX = "row", "archive", "prefix"
 # All kinds, and thus the values of the metric label ``kind``.
 KINDS = (ROW, ARCHIVE, PREFIX)
+# How long pages wait for what names them. Whoever writes them gives them this long, until all are there.
+UNLISTED_SECONDS = 120.0
 
 
 class Keeper(ABC):
     """Looks after the objects of one kind and tenant. Every method raises StoreUnavailableError.
 
     Args:
-        tenant: Whose they are.
+        store: Where they lie.
+        tenant: Whose they are, as the server has established it.
         ttl: How long they stay, in seconds.
     """
 
     kind: ClassVar[str]
 
-    def __init__(self, tenant: str, ttl: float) -> None:
+    def __init__(self, store: PageStore, tenant: str, ttl: float) -> None:
+        self._store = store
         self.tenant = tenant
         self.ttl = ttl
 
@@ -70,3 +75,7 @@ class Keeper(ABC):
     @abstractmethod
     async def dead(self, name: str, pages: Sequence[str]) -> list[str]:
         """Return those of an object's pages that nothing names and nobody can still come to name."""
+
+    async def _overdue(self, owner: str, page: str) -> bool:
+        """Whether a page was listed so long ago that what names it should have followed."""
+        return UNLISTED_SECONDS < await self._store.time_left(owner, page) < self.ttl - UNLISTED_SECONDS

@@ -14,7 +14,8 @@ from scissorhands_server.manager.admission import Admission
 from scissorhands_server.manager.metrics import ManagerMetrics
 from scissorhands_server.manager.parts import STREAM_BYTES, chunks, counted, in_order, receive_all
 from scissorhands_server.manager.settings import ManagerSettings
-from scissorhands_server.manager.stored_prefixes import StoredPrefix, StoredPrefixes
+from scissorhands_server.manager.space import Space
+from scissorhands_server.manager.stored_prefixes import StoredPrefix, StoredPrefixes, size_of
 from scissorhands_server.manager.stream import MessageStream
 
 LOGGER = logging.getLogger(__name__)
@@ -33,15 +34,22 @@ class Prefixes:
 
     Args:
         stored: The prefixes in the store.
+        space: Makes room for them.
         settings: Limits.
         metrics: The manager's metrics.
         streams: A bound on the rows that are on their way.
     """
 
     def __init__(
-        self, stored: StoredPrefixes, settings: ManagerSettings, metrics: ManagerMetrics, streams: Admission
+        self,
+        stored: StoredPrefixes,
+        space: Space,
+        settings: ManagerSettings,
+        metrics: ManagerMetrics,
+        streams: Admission,
     ) -> None:
         self._stored = stored
+        self._space = space
         self._settings = settings
         self._metrics = metrics
         self._streams = streams
@@ -67,13 +75,14 @@ class Prefixes:
             ticket = self._streams.admit(STREAM_BYTES)
             try:
                 # First of all, so that their time is not over half way.
-                await asyncio.gather(*(self._stored.touch(found) for found in chain))
+                await asyncio.gather(*(self._stored.touch(found) for found in chain), self._use(chain, pinned=True))
                 for found in chain:
                     async with aclosing(self._send(found, evidence=found is chain[-1])) as sent:
                         async for chunk in sent:
                             yield Response(chunk=chunk)
             finally:
                 ticket.release()
+                await self._use(chain, pinned=False)
 
     async def store(self, messages: AsyncIterator[Request]) -> prefix_pb2.StorePrefixResponse:
         """Store a boundary, whole or not at all; one that is stored stays as it is.
@@ -83,6 +92,7 @@ class Prefixes:
             CorruptRowError: A part is not what the manifest says.
             MismatchError: The manifest is of another tenant.
             CapacityError: Too many rows are on their way.
+            QuotaError: The boundary finds no room.
             StoreUnavailableError: The store does not answer.
         """
         requests = MessageStream(messages, self._settings.stream_timeout)
@@ -93,11 +103,13 @@ class Prefixes:
             manifest = self._manifest(message.header.manifest)
             found = await self._find(manifest.key)
             if found is not None:
-                await self._stored.touch(found)
+                await asyncio.gather(self._stored.touch(found), self._use([found], pinned=False))
                 return prefix_pb2.StorePrefixResponse()
-            if not await self._take(requests, manifest, message.header.manifest):
-                return prefix_pb2.StorePrefixResponse()
-        stored = manifest.state_bytes + len(message.header.manifest)
+            stored = size_of(manifest)
+            name = self._stored.object_name(manifest.key.hex())
+            async with self._space.writing(name, stored, self._stored.ttl, whole=True):
+                if not await self._take(requests, manifest, message.header.manifest):
+                    return prefix_pb2.StorePrefixResponse()
         self._metrics.prefix_stored_bytes.inc(stored)
         return prefix_pb2.StorePrefixResponse(stored_bytes=stored)
 
@@ -157,11 +169,16 @@ class Prefixes:
             await self._broken(found.manifest.key, error)
             raise
 
+    async def _use(self, chain: Sequence[StoredPrefix], *, pinned: bool) -> None:
+        """Take note that boundaries are used. Without the first the others are nothing, so it goes last."""
+        names = [self._stored.object_name(found.manifest.key.hex()) for found in chain]
+        await self._space.use(names, pinned=pinned, ttl=self._stored.ttl)
+
     async def _broken(self, key: bytes, error: CorruptRowError) -> None:
         LOGGER.warning("a stored prefix is deleted: %s", error)
         self._metrics.prefixes_broken.inc()
         with suppress(StoreUnavailableError):
-            await self._stored.delete(key)
+            await self._space.discard(self._stored.object_name(key.hex()), "broken")
 
     def _manifest(self, data: bytes) -> PrefixManifest:
         manifest = PrefixManifest.parse(data)

@@ -90,12 +90,13 @@ async def _manager(settings: ManagerSettings, store_url: str, registry: Collecto
     stored = StoredSegments(store, TENANT, settings.segment_ttl)
     rows = SuspendedRows(store, TENANT, settings.suspend_ttl, settings.lease)
     space = Space(Registry(store), settings.space_limits, metrics)
-    for keeper in (stored, rows):
+    stored_prefixes = StoredPrefixes(store, TENANT, settings.prefix_ttl)
+    for keeper in (stored, rows, stored_prefixes):
         space.add_keeper(keeper)
     segments = Segments(stored, space, sessions, ledger, settings, metrics, clock)
     streams = Admission("rows on their way", _MAX_STREAMS, settings.suspend_memory_bytes, _RETRY_SECONDS)
     suspension = Suspension(rows, space, settings, metrics, streams)
-    prefixes = Prefixes(StoredPrefixes(store, TENANT, settings.prefix_ttl), settings, metrics, streams)
+    prefixes = Prefixes(stored_prefixes, space, settings, metrics, streams)
     janitor = Janitor(store, space, metrics)
     upkeep = Upkeep(store, ledger, segments, janitor, settings.janitor_interval, metrics)
     host = GrpcHost([SERVICE.full_name], [StatusInterceptor((SERVICE.full_name,), metrics.call_ended)])

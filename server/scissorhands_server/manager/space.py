@@ -107,15 +107,16 @@ class Space:
             with suppress(StoreUnavailableError):
                 await self.registry.set(name, size, ttl, used=True)
 
-    async def use(self, names: Sequence[ObjectName], *, pinned: bool) -> None:
+    async def use(self, names: Sequence[ObjectName], *, pinned: bool, ttl: float = 0.0) -> None:
         """Take note that objects of one tenant are used, those to be evicted last first. It never fails.
 
         Args:
             names: The objects; those that are not stored are left out.
             pinned: Whether they may not be evicted for a while, unless that is renewed; else they may from now on.
+            ttl: How long they stay from now on at least, in seconds; 0 if that has not changed.
         """
         with suppress(StoreUnavailableError):
-            await self.registry.use(names, self.limits.pin if pinned else 0.0)
+            await self.registry.use(names, self.limits.pin if pinned else 0.0, ttl)
 
     async def forget(self, names: Sequence[ObjectName]) -> None:
         """Take objects off that have been deleted. What cannot be taken off now is found by the janitor."""

@@ -12,7 +12,7 @@ from scissorhands.segment import (
     header_size,
     parse_header,
 )
-from scissorhands_server.manager.keeper import ARCHIVE, Keeper
+from scissorhands_server.manager.keeper import ARCHIVE, UNLISTED_SECONDS, Keeper
 from scissorhands_server.store.base import PageStore
 
 # What is read at first: the header of all but the largest models, in one go.
@@ -20,8 +20,6 @@ _FIRST_READ_BYTES = 64 << 10
 # Neighboring sections are read together up to this many bytes.
 _READ_BYTES = 4 << 20
 _PAGE_PREFIX = "segment:"
-# How long a segment waits to be listed.
-_UNLISTED_SECONDS = 120.0
 
 
 class StoredSegments(Keeper):
@@ -36,13 +34,12 @@ class StoredSegments(Keeper):
     kind = ARCHIVE
 
     def __init__(self, store: PageStore, tenant: str, ttl: float) -> None:
-        super().__init__(tenant, ttl)
-        self._store = store
+        super().__init__(store, tenant, ttl)
 
     async def write(self, session_id: str, epoch: int, data: bytes) -> None:
         """Store a segment; it is listed once it is whole."""
         owner, page = self._owner(session_id), _page(epoch)
-        await self._store.put(owner, page, data, min(self.ttl, _UNLISTED_SECONDS))
+        await self._store.put(owner, page, data, min(self.ttl, UNLISTED_SECONDS))
         await self._store.commit(owner, [page], self.ttl)
 
     async def sizes(self, session_id: str) -> dict[int, int]:
@@ -133,9 +130,7 @@ class StoredSegments(Keeper):
         listed = {_page(epoch) for epoch in await self.sizes(name)}
         owner = self._owner(name)
         return [
-            page
-            for page in pages
-            if page not in listed and await self._store.time_left(owner, page) > _UNLISTED_SECONDS
+            page for page in pages if page not in listed and await self._store.time_left(owner, page) > UNLISTED_SECONDS
         ]
 
     async def _read(self, session_id: str, epoch: int, start: int, size: int) -> bytes:

@@ -6,17 +6,22 @@ one wins, and no part is ever of another's manifest. Parts are worth nothing unt
 are kept for a short while only.
 """
 
+import asyncio
+import re
 import secrets
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
 
 from scissorhands.errors import CorruptRowError
-from scissorhands.prefix import PrefixManifest
-from scissorhands_server.manager.suspended_rows import UNLISTED_SECONDS
-from scissorhands_server.store.base import PageStore
+from scissorhands.prefix import KEY_BYTES, PrefixManifest
+from scissorhands_server.manager.keeper import PREFIX, UNLISTED_SECONDS, Keeper
+from scissorhands_server.manager.parts import in_order
 
-_RECORD = "prefix:record"
+_PAGES = "prefix:"
+_RECORD = f"{_PAGES}record"
+_OWNER = re.compile(f"prefix:([0-9a-f]{{{2 * KEY_BYTES}}})")
 _WRITER_BYTES = 8
 
 
@@ -33,7 +38,12 @@ class StoredPrefix:
     manifest: PrefixManifest
 
 
-class StoredPrefixes:
+def size_of(manifest: PrefixManifest) -> int:
+    """Return the bytes of a boundary, its manifest's included."""
+    return manifest.state_bytes + len(manifest.pack())
+
+
+class StoredPrefixes(Keeper):
     """Reads and writes the prefixes of one tenant.
 
     Args:
@@ -42,10 +52,7 @@ class StoredPrefixes:
         ttl: How long a boundary stays after its last use, in seconds.
     """
 
-    def __init__(self, store: PageStore, tenant: str, ttl: float) -> None:
-        self._store = store
-        self.tenant = tenant
-        self._ttl = ttl
+    kind = PREFIX
 
     async def find(self, key: bytes) -> StoredPrefix | None:
         """Return what is stored under a key; None if nothing is.
@@ -74,9 +81,9 @@ class StoredPrefixes:
     async def commit(self, key: bytes, writer: bytes, manifest: bytes, parts: int) -> bool:
         """Make the parts that were written the boundary's; False, and they are deleted, if it was stored meanwhile."""
         owner, names = self._owner(key), _parts(writer, parts)
-        await self._store.commit(owner, names, self._ttl)
+        await self._store.commit(owner, names, self.ttl)
         record = writer + manifest
-        if await self._store.compare_and_set(owner, _RECORD, None, record, self._ttl):
+        if await self._store.compare_and_set(owner, _RECORD, None, record, self.ttl):
             return True
         # It may have been written, and the reply lost.
         if await self._store.get(owner, _RECORD) == record:
@@ -91,13 +98,56 @@ class StoredPrefixes:
     async def touch(self, found: StoredPrefix) -> None:
         """Let a boundary stay for as long as if it were new."""
         names = [_RECORD, *_parts(found.writer, len(found.manifest.parts))]
-        await self._store.commit(self._owner(found.manifest.key), names, self._ttl)
+        await self._store.commit(self._owner(found.manifest.key), names, self.ttl)
 
     async def delete(self, key: bytes) -> None:
         """Delete a boundary: its record first, so that nobody finds it without its parts."""
         owner = self._owner(key)
         await self._store.delete(owner, [_RECORD])
         await self._store.delete(owner, [page.name for page in await self._store.list_pages(owner)])
+
+    async def remove(self, name: str, *, held: bool = False) -> bool:
+        """See :class:`Keeper`. Nobody holds a boundary; whoever is reading it misses the rest."""
+        del held
+        await self.delete(bytes.fromhex(name))
+        return True
+
+    async def measure(self, name: str) -> int:
+        """See :class:`Keeper`."""
+        found = await self.find(bytes.fromhex(name))
+        if found is None:
+            return 0
+        owner, names = self._owner(found.manifest.key), _parts(found.writer, len(found.manifest.parts))
+        if None in await asyncio.gather(*(self._store.stat(owner, part) for part in names)):
+            if await self.find(found.manifest.key) is None:
+                return 0
+            raise CorruptRowError("a part of a prefix is missing")
+        return size_of(found.manifest)
+
+    async def verify(self, name: str) -> int:
+        """See :class:`Keeper`."""
+        found = await self.find(bytes.fromhex(name))
+        if found is None:
+            return 0
+        expected = iter(found.manifest.parts)
+        async with aclosing(in_order(self.fetches(found, evidence=True))) as parts:
+            async for data in parts:
+                next(expected).check(data)
+        return size_of(found.manifest)
+
+    def named_by(self, owner: str, page: str) -> str | None:
+        """See :class:`Keeper`."""
+        return match[1] if (match := _OWNER.fullmatch(owner)) and page.startswith(_PAGES) else None
+
+    async def dead(self, name: str, pages: Sequence[str]) -> list[str]:
+        """See :class:`Keeper`. Whoever writes parts may still come to name them, unless that is overdue."""
+        key = bytes.fromhex(name)
+        try:
+            found = await self.find(key)
+        except CorruptRowError:
+            return []  # It is measured next, and goes as a whole.
+        named = {_RECORD, *(_parts(found.writer, len(found.manifest.parts)) if found else ())}
+        return [page for page in pages if page not in named and await self._overdue(self._owner(key), page)]
 
     def fetches(self, found: StoredPrefix, *, evidence: bool) -> list[Callable[[], Awaitable[bytes]]]:
         """Return what fetches each part of a boundary, unchecked, those of its evidence only if asked for.
@@ -119,7 +169,7 @@ class StoredPrefixes:
 
 
 def _part(writer: bytes, index: int) -> str:
-    return f"prefix:{writer.hex()}:{index}"
+    return f"{_PAGES}{writer.hex()}:{index}"
 
 
 def _parts(writer: bytes, count: int) -> list[str]:

@@ -18,12 +18,9 @@ from functools import partial
 
 from scissorhands.errors import CorruptRowError, SessionConflictError
 from scissorhands.suspended import Manifest
-from scissorhands_server.manager.keeper import ROW, Keeper
+from scissorhands_server.manager.keeper import ROW, UNLISTED_SECONDS, Keeper
 from scissorhands_server.manager.parts import in_order
 from scissorhands_server.store.base import PageStore
-
-# How long parts wait for their record.
-UNLISTED_SECONDS = 120.0
 
 _RECORD = "suspended:record"
 _PREFIX = "suspended:"
@@ -77,8 +74,7 @@ class SuspendedRows(Keeper):
     def __init__(
         self, store: PageStore, tenant: str, ttl: float, lease: float, now: Callable[[], float] = time.time
     ) -> None:
-        super().__init__(tenant, ttl)
-        self._store = store
+        super().__init__(store, tenant, ttl)
         self._lease = lease
         self._now = now
 
@@ -235,13 +231,9 @@ class SuspendedRows(Keeper):
             fence, _, rest = page.removeprefix(_PREFIX).partition(":")
             if not rest.isdecimal() or (record.manifest and int(fence) == record.written):
                 continue
-            if int(fence) != record.fence or (not held and await self._waited(page, owner)):
+            if int(fence) != record.fence or (not held and await self._overdue(owner, page)):
                 dead.append(page)
         return dead
-
-    async def _waited(self, page: str, owner: str) -> bool:
-        """Whether a part was listed so long ago that its record should have followed."""
-        return UNLISTED_SECONDS < await self._store.time_left(owner, page) < self.ttl - UNLISTED_SECONDS
 
     async def _is_held(self, owner: str, record: Record) -> bool:
         return record.held and await self._store.stat(owner, _lease(record.fence)) is not None

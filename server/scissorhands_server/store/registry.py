@@ -102,14 +102,14 @@ write(name, entry, before)
 return 1
 """
 
-# Pin (0: none any more), names; the first counts as the one used last.
+# Pin (0: none any more), time to live (0: as it is), names; the first counts as the one used last.
 _USE = """
-local pin, known = tonumber(ARGV[1]), 0
-for index = 2, #ARGV do
+local pin, ttl, known = tonumber(ARGV[1]), tonumber(ARGV[2]), 0
+for index = 3, #ARGV do
   local entry = find(ARGV[index])
   if entry then
     local before = {bytes = entry.bytes}
-    entry.used = now - index
+    entry.used, entry.expires = now - index, math.max(entry.expires, now + ttl)
     entry.pinned = pin > 0 and math.max(entry.pinned, now + pin) or 0
     write(ARGV[index], entry, before)
     known = known + 1
@@ -250,14 +250,15 @@ class Registry:
         """
         return bool(await self._run(_SET, name.tenant, _field(name), size, _time(ttl), int(used)))
 
-    async def use(self, names: Sequence[ObjectName], pin: float) -> None:
+    async def use(self, names: Sequence[ObjectName], pin: float, ttl: float = 0.0) -> None:
         """Take note that objects of one tenant are used; those that are not entered are left out.
 
         Args:
             names: The objects, the one to be evicted last first.
             pin: How long they may not be evicted, in seconds; with 0 they may from now on.
+            ttl: How long they stay from now on at least, in seconds.
         """
-        await self._run(_USE, names[0].tenant, _time(pin), *map(_field, names))
+        await self._run(_USE, names[0].tenant, _time(pin), _time(ttl), *map(_field, names))
 
     async def take(self, name: ObjectName, *, pinned: bool = False) -> int | None:
         """Take an object off; return its bytes, None if it is not there or is pinned.
