@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from scissorhands.errors import CorruptRowError, CorruptSegmentError, StoreUnavailableError
+from scissorhands.errors import CorruptRowError, CorruptSegmentError, StoreFullError, StoreUnavailableError
 from scissorhands_server.manager.keeper import Keeper
 from scissorhands_server.manager.metrics import ManagerMetrics
 from scissorhands_server.manager.space import Space
@@ -110,7 +110,11 @@ class Janitor:
     @asynccontextmanager
     async def _lease(self) -> AsyncIterator[bool]:
         mine = secrets.token_bytes(8)
-        taken = await self._store.compare_and_set(_OWNER, _LEASE_PAGE, None, mine, _LEASE_SECONDS)
+        try:
+            taken = await self._store.compare_and_set(_OWNER, _LEASE_PAGE, None, mine, _LEASE_SECONDS)
+        except StoreFullError:
+            # Then there is most to do. Several at once do the same, and no harm.
+            taken = True
         try:
             yield taken
         finally:

@@ -101,19 +101,22 @@ async def receive_all(
         InvalidRequestError: The stream is malformed.
         CorruptRowError: A part is not what it should be.
     """
+    writing: asyncio.Task[None] | None = None
     try:
-        async with asyncio.TaskGroup() as group:
-            writing: asyncio.Task[None] | None = None
-            for index, part in enumerate(parts):
-                data = await receive(requests, part)
-                if writing is not None:
-                    await writing
-                writing = group.create_task(_written(write(index, data)))
-            if await requests.next() is not None:
-                raise InvalidRequestError("chunk", "more comes than the manifest says")
-    except ExceptionGroup as group_error:
-        # Whatever fails first ends the others.
-        raise group_error.exceptions[0] from None
+        for index, part in enumerate(parts):
+            data = await receive(requests, part)
+            # A write that fails is noticed here: a stream that is cancelled while it is waited for cannot be read on.
+            if writing is not None:
+                await writing
+            writing = asyncio.create_task(_written(write(index, data)))
+        if await requests.next() is not None:
+            raise InvalidRequestError("chunk", "more comes than the manifest says")
+        if writing is not None:
+            await writing
+    finally:
+        if writing is not None:
+            writing.cancel()
+            await asyncio.gather(writing, return_exceptions=True)
 
 
 @contextmanager

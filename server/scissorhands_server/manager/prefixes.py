@@ -96,6 +96,13 @@ class Prefixes:
             StoreUnavailableError: The store does not answer.
         """
         requests = MessageStream(messages, self._settings.stream_timeout)
+        async with requests.heard_out():
+            stored = await self._store(requests)
+        self._metrics.prefix_stored_bytes.inc(stored)
+        return prefix_pb2.StorePrefixResponse(stored_bytes=stored)
+
+    async def _store(self, requests: MessageStream[Request]) -> int:
+        """Store a boundary; return its bytes, 0 if it was stored already."""
         with counted(self._metrics.prefix_stores):
             message = await requests.next()
             if message is None or message.WhichOneof("part") != "header":
@@ -104,14 +111,11 @@ class Prefixes:
             found = await self._find(manifest.key)
             if found is not None:
                 await asyncio.gather(self._stored.touch(found), self._use([found], pinned=False))
-                return prefix_pb2.StorePrefixResponse()
+                return 0
             stored = size_of(manifest)
             name = self._stored.object_name(manifest.key.hex())
             async with self._space.writing(name, stored, self._stored.ttl, whole=True):
-                if not await self._take(requests, manifest, message.header.manifest):
-                    return prefix_pb2.StorePrefixResponse()
-        self._metrics.prefix_stored_bytes.inc(stored)
-        return prefix_pb2.StorePrefixResponse(stored_bytes=stored)
+                return stored if await self._take(requests, manifest, message.header.manifest) else 0
 
     def _remember(self, keys: Sequence[bytes]) -> int:
         """Note that boundaries are asked for; return how many there are up to the last that was asked for before."""

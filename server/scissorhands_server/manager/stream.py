@@ -2,9 +2,10 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from typing import Generic, TypeVar
 
-from scissorhands.errors import UnavailableError
+from scissorhands.errors import ScissorhandsError, UnavailableError
 
 Message = TypeVar("Message")
 
@@ -32,3 +33,22 @@ class MessageStream(Generic[Message]):
                 return await anext(self._messages, None)
         except TimeoutError as error:
             raise UnavailableError(f"the client sent nothing for {self._timeout:g} s") from error
+
+    @asynccontextmanager
+    async def heard_out(self) -> AsyncIterator[None]:
+        """Let the client finish before the block's result or error ends the call; no longer than a message may take.
+
+        A client that is still writing when its call ends is told INTERNAL by grpc, whatever the status was.
+        """
+        try:
+            yield
+        except ScissorhandsError:
+            await self._read_past()
+            raise
+        await self._read_past()
+
+    async def _read_past(self) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._timeout):
+                async for _ in self._messages:
+                    pass

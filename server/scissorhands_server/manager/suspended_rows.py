@@ -94,7 +94,9 @@ class SuspendedRows(Keeper):
         after = replace(before, fence=max(before.fence + 1, int(self._now() * 1000)), held=True)
         await self._store.put(owner, _lease(after.fence), b"held", self._lease)
         if not await self._store.compare_and_set(owner, _RECORD, found, after.pack(), self.ttl):
-            await self._store.delete(owner, [_lease(after.fence)])
+            # The turn that was faster may have the same token, if it began in the same millisecond.
+            if (await self.find(session_id)).fence != after.fence:
+                await self._store.delete(owner, [_lease(after.fence)])
             raise SessionConflictError(f"another turn of session {session_id!r} began at the same moment")
         return after
 
@@ -167,18 +169,23 @@ class SuspendedRows(Keeper):
         return await self._store.delete(owner, [_RECORD, _lease(record.fence), *sorted({*listed, *_parts_of(record)})])
 
     async def remove(self, name: str, *, held: bool = False) -> bool:
-        """See :class:`Keeper`. The record stays for a moment, so that tokens go on ascending."""
+        """See :class:`Keeper`. A turn that holds the row keeps its session; what it leaves takes the row's place."""
         owner = self._owner(name)
         found = await self._store.get(owner, _RECORD)
         record = Record.parse(found)
         if not held and await self._is_held(owner, record):
             return False
-        if found is not None:
-            after, ttl = replace(record, manifest=b""), self.ttl if held else UNLISTED_SECONDS
-            if not await self._store.compare_and_set(owner, _RECORD, found, after.pack(), ttl):
-                return False
+        # Deleting needs no memory, so that a full store can be emptied.
+        if (
+            not held
+            and found is not None
+            and not await self._store.compare_and_set(owner, _RECORD, found, b"", self.ttl)
+        ):
+            return False
         listed = [page.name for page in await self._store.list_pages(owner) if page.name.startswith(_PREFIX)]
         await self._store.delete(owner, sorted({*listed, *_parts_of(record)}))
+        if held and found is not None:
+            await self._store.compare_and_set(owner, _RECORD, found, replace(record, manifest=b"").pack(), self.ttl)
         return True
 
     async def measure(self, name: str) -> int:

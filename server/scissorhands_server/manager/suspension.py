@@ -95,6 +95,13 @@ class Suspension:
             StoreUnavailableError: The store does not answer.
         """
         requests = MessageStream(messages, self._settings.stream_timeout)
+        async with requests.heard_out():
+            stored = await self._suspended(requests)
+        self._metrics.suspended_bytes.inc(stored)
+        return suspension_pb2.SuspendSessionResponse(stored_bytes=stored)
+
+    async def _suspended(self, requests: MessageStream[Request]) -> int:
+        """Store a row; return its bytes."""
         with counted(self._metrics.suspensions):
             header = await self._header(requests)
             manifest = self._manifest(header)
@@ -109,8 +116,7 @@ class Suspension:
                         await self._rows.discard(session_id, fence, len(manifest.parts))
                     raise
                 await self._rows.commit(session_id, fence, header.manifest, len(manifest.parts))
-        self._metrics.suspended_bytes.inc(stored)
-        return suspension_pb2.SuspendSessionResponse(stored_bytes=stored)
+        return stored
 
     async def renew(self, sessions: Iterable[cache_manager_pb2.SessionSpec]) -> None:
         """Extend the leases of turns; those of sessions that are never suspended need none."""

@@ -63,7 +63,10 @@ class PageStore(ABC):
 
     @abstractmethod
     async def compare_and_set(self, owner: str, page: str, expected: bytes | None, data: bytes, ttl: float) -> bool:
-        """Write a page if it still holds ``expected`` (None: if it is absent); tell whether it was written."""
+        """Write a page if it still holds ``expected`` (None: if it is absent); tell whether it was written.
+
+        Without ``data`` it is deleted, which even a full store does.
+        """
 
     @abstractmethod
     async def get(self, owner: str, page: str) -> bytes | None:

@@ -24,7 +24,7 @@ _SCAN_KEYS = 256
 _COMPARE_AND_SET = """
 local current = redis.call('GET', KEYS[1])
 if (ARGV[1] == '' and current == false) or (ARGV[1] ~= '' and current == ARGV[2]) then
-  redis.call('SET', KEYS[1], ARGV[3], 'PX', ARGV[4])
+  if ARGV[3] == '' then redis.call('UNLINK', KEYS[1]) else redis.call('SET', KEYS[1], ARGV[3], 'PX', ARGV[4]) end
   return 1
 end
 return 0
