@@ -31,6 +31,7 @@ from benchmarks.serving import Served, ask, figures, manager, worker
 from scissorhands.probe import probe
 from scissorhands.suspended import PART_BYTES
 from scissorhands_client import Budget, GenerateOptions
+from scissorhands_server.heap import keep_large_blocks
 from scissorhands_server.store.embedded import EmbeddedStore
 from scissorhands_server.worker.loading import LoadedModel, load
 
@@ -73,6 +74,7 @@ def main(
 ) -> None:
     """Measure what it is worth to keep caches in the store."""
     torch.set_num_threads(1)
+    keep_large_blocks()  # As a worker does, which are here in this process.
     loaded = load(model, cache_folder=Path(mkdtemp()))
     probe(loaded.model)
     ids = loaded.tokenizer(text.read_text(encoding="utf-8"))["input_ids"]

@@ -2,10 +2,12 @@
 
 In every round, a prompt nobody has read is answered by one worker, which stores what it reads, and by the other without
 prefixes, in turn first; what the first takes longer is the overhead of a miss. Then both answer prompts with the same
-beginning and another question. Times are the client's, from the request to the first token.
+beginning and another question. Times are the client's, from the request to the first token; CPU time is that of both
+workers and the client, until all is stored.
 """
 
 import asyncio
+import time
 from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
@@ -59,7 +61,7 @@ async def share(setting: Beginning, ids: list[int], rounds: int, workers: tuple[
     )
     row: dict[str, Any] = {
         "setting": setting.name, "prefix_tokens": setting.tokens,
-        "missed": [], "without": [], "hit": [], "reused_tokens": [],
+        "missed": [], "without": [], "missed_cpu": [], "without_cpu": [], "hit": [], "reused_tokens": [],
     }  # fmt: skip
     before = [figures(served) for served in workers]
     length = setting.tokens + 3 * QUESTION_TOKENS
@@ -69,9 +71,12 @@ async def share(setting: Beginning, ids: list[int], rounds: int, workers: tuple[
         prompts = [[*shared, *questions[at : at + QUESTION_TOKENS]] for at in range(0, len(questions), QUESTION_TOKENS)]
         one, two = workers if number % 2 else workers[::-1]
         for served, cached in ((one, True), (two, False))[:: -1 if number % 3 else 1]:
+            began = time.process_time()
             _, seconds, _ = await ask(served, prompts[0], replace(options, prefix_cache=cached))
-            row["missed" if cached else "without"].append(seconds)
             await _stored(workers)
+            name = "missed" if cached else "without"
+            row[name].append(seconds)
+            row[f"{name}_cpu"].append(time.process_time() - began)
         for served, prompt in zip((two, one), prompts[1:], strict=True):
             _, seconds, last = await ask(served, prompt, options)
             row["hit"].append(seconds)
@@ -85,8 +90,8 @@ async def share(setting: Beginning, ids: list[int], rounds: int, workers: tuple[
         "hit_seconds": median(row["hit"]),
         "missed_seconds": median(row["missed"]),
         "without_seconds": median(row["without"]),
-        # Of every round its own pair, so that a machine that gets slower does not count.
-        "overhead": median(missed / without - 1 for missed, without in zip(row["missed"], row["without"], strict=True)),
+        "overhead": _overhead(row["missed"], row["without"]),
+        "cpu_overhead": _overhead(row["missed_cpu"], row["without_cpu"]),
         "stored_bytes": moved["prefix_store_bytes_total"] / rounds,
         "loaded_bytes": moved["prefix_load_bytes_total"] / len(row["hit"]),
     }
@@ -97,7 +102,13 @@ def ratios_of(row: dict[str, Any]) -> dict[str, float]:
     return {
         "prefix_hit_over_miss": row["missed_seconds"] / row["hit_seconds"],
         "prefix_miss_overhead": row["overhead"],
+        "prefix_miss_cpu_overhead": row["cpu_overhead"],
     }
+
+
+def _overhead(missed: list[float], without: list[float]) -> float:
+    """Return what a miss takes more, as a share: of each round's own pair, so that a machine that slows down is out."""
+    return median(one / other - 1 for one, other in zip(missed, without, strict=True))
 
 
 async def _stored(workers: tuple[Served, Served]) -> None:

@@ -9,6 +9,7 @@ from prometheus_client import CollectorRegistry
 
 from scissorhands.ledger import Ledger, LedgerLimits
 from scissorhands.v1 import cache_manager_pb2_grpc
+from scissorhands_server.heap import keep_large_blocks
 from scissorhands_server.hosting import GrpcHost, MetricsEndpoint, StopSignals, address, configure_logging
 from scissorhands_server.manager.admission import Admission
 from scissorhands_server.manager.janitor import Janitor
@@ -55,6 +56,7 @@ async def serve(settings: ManagerSettings, announce: Callable[[str], None]) -> N
         ConfigurationError: An address is taken, or the embedded store does not start.
     """
     configure_logging(settings.log_level)
+    keep_large_blocks()
     async with AsyncExitStack() as stack:
         url = settings.store_url
         if not url:

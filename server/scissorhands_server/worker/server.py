@@ -15,6 +15,7 @@ from scissorhands.probe import probe
 from scissorhands.step import ModelStep
 from scissorhands.v1 import generation_pb2, generation_pb2_grpc
 from scissorhands.wire import model_shape
+from scissorhands_server.heap import keep_large_blocks
 from scissorhands_server.hosting import GrpcHost, MetricsEndpoint, StopSignals, address, configure_logging
 from scissorhands_server.status import StatusInterceptor
 from scissorhands_server.worker.engine import Engine
@@ -50,6 +51,7 @@ def run(settings: WorkerSettings) -> None:
     """
     configure_logging(settings.log_level)
     torch.set_num_threads(settings.threads)
+    keep_large_blocks()
     loaded = load(
         settings.model,
         dtype=settings.dtype,
