@@ -13,7 +13,8 @@
     ├── UnavailableError           something we depend on does not answer
     │   ├── StoreUnavailableError
     │   │   └── StoreFullError     it answers, but has no memory left
-    │   └── ManagerUnavailableError
+    │   ├── ManagerUnavailableError
+    │   └── StoppingError          we are about to end; another server goes on
     ├── CorruptSegmentError        stored bytes that are not what they should be
     ├── CorruptRowError            a suspended row that is not whole
     ├── MismatchError              a suspended row that is of something else; names what differs
@@ -135,6 +136,19 @@ class ManagerUnavailableError(UnavailableError):
     """The cache manager does not answer in time."""
 
 
+class StoppingError(UnavailableError):
+    """This server is about to end, and with it the answers that it has not finished.
+
+    Args:
+        kept: Session whose cache, as far as it came, is kept for its next turn; empty if there is none.
+    """
+
+    def __init__(self, kept: str = "") -> None:
+        going_on = f"; the next turn of session {kept!r} goes on from here, on any worker" if kept else ""
+        super().__init__(f"the worker is stopping{going_on}")
+        self.kept = kept
+
+
 class CorruptSegmentError(ScissorhandsError):
     """Bytes of a segment that fail a check."""
 
@@ -156,7 +170,16 @@ class MismatchError(ScissorhandsError):
 
 
 class SessionConflictError(ScissorhandsError):
-    """The lease of a session is held by another turn, or was lost to one."""
+    """The lease of a session is held by another turn, or was lost to one.
+
+    Args:
+        message: What holds it.
+        retry_after: When it is free at the latest if its holder is gone, in seconds; 0 if that is not known.
+    """
+
+    def __init__(self, message: str, retry_after: float = 0.0) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
 
 
 class EngineError(ScissorhandsError):

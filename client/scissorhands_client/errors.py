@@ -119,9 +119,19 @@ class OverloadedError(ClientError):
 class SessionConflictError(ClientError):
     """Another turn of the same conversation runs, or began meanwhile."""
 
+    @property
+    def retry_after(self) -> float:
+        """When it is free at the latest if whoever runs it is gone, in seconds; 0 if the server did not say."""
+        return self.info.retry_after or 0.0
+
 
 class ServerUnavailableError(ClientError):
     """Nothing answers at the address, or what answers is shutting down."""
+
+    @property
+    def kept_session(self) -> str:
+        """Session that goes on, on any worker, from where its answer broke off; empty if there is none."""
+        return self.info.metadata.get("session_id", "")
 
 
 class DeadlineExceededError(ClientError):

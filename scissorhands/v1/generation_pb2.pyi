@@ -213,7 +213,8 @@ class GenerateRequest(_message.Message):
     session_id: _builtins.str
     """Id of a conversation whose cache is kept between its turns: 1 to 64 characters of [A-Za-z0-9_-], chosen by the
     caller and known to nobody else. The prompt is the whole conversation all the same; of it, only what is new since
-    the last turn is read. Turns of one conversation follow one another: ABORTED while another runs. Empty keeps nothing.
+    the last turn is read. Turns of one conversation follow one another: ABORTED while another runs, with the time after
+    which its lease ends should its worker be gone (RetryInfo). Empty keeps nothing.
     """
     no_prefix_cache: _builtins.bool
     """Read the whole prompt, and store nothing of it: neither use nor leave a prefix that requests share."""

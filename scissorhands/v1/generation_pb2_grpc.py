@@ -52,7 +52,8 @@ class GenerationServiceServicer(object):
     """
 
     def Generate(self, request, context):
-        """Generate answers one prompt; the stream ends with a Finish event or an error status.
+        """Generate answers one prompt; the stream ends with a Finish event or an error status. UNAVAILABLE with the reason
+        STOPPING means that the worker ends; if its metadata has a session_id, that session goes on from where it broke off.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

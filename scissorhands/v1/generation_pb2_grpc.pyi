@@ -34,7 +34,9 @@ class GenerationServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> GenerationServiceAsyncStub: ...
     Generate: _grpc.UnaryStreamMultiCallable[_generation_pb2.GenerateRequest, _generation_pb2.GenerateResponse]
-    """Generate answers one prompt; the stream ends with a Finish event or an error status."""
+    """Generate answers one prompt; the stream ends with a Finish event or an error status. UNAVAILABLE with the reason
+    STOPPING means that the worker ends; if its metadata has a session_id, that session goes on from where it broke off.
+    """
     GetModel: _grpc.UnaryUnaryMultiCallable[_generation_pb2.GetModelRequest, _generation_pb2.GetModelResponse]
     """GetModel describes the model and the worker's limits."""
 
@@ -44,7 +46,9 @@ class GenerationServiceAsyncStub(GenerationServiceStub):
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Generate: _aio.UnaryStreamMultiCallable[_generation_pb2.GenerateRequest, _generation_pb2.GenerateResponse]  # type: ignore[assignment]
-    """Generate answers one prompt; the stream ends with a Finish event or an error status."""
+    """Generate answers one prompt; the stream ends with a Finish event or an error status. UNAVAILABLE with the reason
+    STOPPING means that the worker ends; if its metadata has a session_id, that session goes on from where it broke off.
+    """
     GetModel: _aio.UnaryUnaryMultiCallable[_generation_pb2.GetModelRequest, _generation_pb2.GetModelResponse]  # type: ignore[assignment]
     """GetModel describes the model and the worker's limits."""
 
@@ -57,7 +61,9 @@ class GenerationServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _generation_pb2.GenerateRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_generation_pb2.GenerateResponse], _abc.AsyncIterator[_generation_pb2.GenerateResponse]]:
-        """Generate answers one prompt; the stream ends with a Finish event or an error status."""
+        """Generate answers one prompt; the stream ends with a Finish event or an error status. UNAVAILABLE with the reason
+        STOPPING means that the worker ends; if its metadata has a session_id, that session goes on from where it broke off.
+        """
 
     @_abc_1.abstractmethod
     def GetModel(

@@ -5,7 +5,7 @@ import logging
 import signal
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from types import TracebackType
 from typing import Any, Self
 from wsgiref.simple_server import WSGIServer
@@ -25,6 +25,11 @@ MAX_MESSAGE_BYTES = 4 << 20
 MAX_METADATA_BYTES = 16 << 10
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
+# A bound on what must end by itself before calls that go on are cut off, and how long those then have to tell their
+# clients what became of them.
+_DRAIN_SECONDS = 60.0
+_LAST_WORDS_SECONDS = 2.0
+
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 
 
@@ -140,17 +145,25 @@ class StopSignals:
         self._asked = [asyncio.Event(), asyncio.Event()]
         watch_signals(self._ask)
 
-    async def run(self, host: GrpcHost, grace: float) -> None:
-        """Wait for a signal, then stop ``host`` within ``grace`` seconds. A second signal ends the grace."""
+    async def run(self, host: GrpcHost, grace: float, drain: Callable[[], Awaitable[None]] | None = None) -> None:
+        """Wait for a signal, then refuse new calls, and stop when those in progress have ended.
+
+        Args:
+            host: What is stopped.
+            grace: How long calls may go on, in seconds. A second signal ends it.
+            drain: Ends what then still runs in a way that its clients can go on from; must end by itself.
+        """
         first, second = self._asked
         await first.wait()
         LOGGER.info("stopping within %g s", grace)
-        stopping = asyncio.create_task(host.stop(grace))
+        stopping = asyncio.create_task(host.stop(grace + _DRAIN_SECONDS))
         hurry = asyncio.create_task(second.wait())
-        await asyncio.wait({stopping, hurry}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({stopping, hurry}, timeout=grace, return_when=asyncio.FIRST_COMPLETED)
         hurry.cancel()
         if not stopping.done():
-            await host.stop(0)
+            if drain is not None:
+                await drain()
+            await host.stop(_LAST_WORDS_SECONDS if drain else 0)
         await stopping
 
     def _ask(self) -> None:

@@ -25,6 +25,7 @@ from scissorhands.errors import (
     QuotaError,
     ScissorhandsError,
     SessionConflictError,
+    StoppingError,
     StoreFullError,
     StoreUnavailableError,
     UnavailableError,
@@ -64,6 +65,7 @@ STATUS_TABLE: dict[type[ScissorhandsError], StatusRow] = {
     StoreUnavailableError: StatusRow(grpc.StatusCode.UNAVAILABLE, "STORE_UNAVAILABLE"),
     StoreFullError: StatusRow(grpc.StatusCode.UNAVAILABLE, "STORE_FULL"),
     ManagerUnavailableError: StatusRow(grpc.StatusCode.UNAVAILABLE, "MANAGER_UNAVAILABLE"),
+    StoppingError: StatusRow(grpc.StatusCode.UNAVAILABLE, "STOPPING"),
     CorruptSegmentError: StatusRow(grpc.StatusCode.DATA_LOSS, "CORRUPT_SEGMENT"),
     CorruptRowError: StatusRow(grpc.StatusCode.DATA_LOSS, "CORRUPT_ROW"),
     MismatchError: StatusRow(grpc.StatusCode.FAILED_PRECONDITION, "MISMATCH"),
@@ -89,7 +91,7 @@ def status_message(error: ScissorhandsError) -> status_pb2.Status:
             field=_cut(error.field, MAX_FIELD_BYTES), description=_cut(error.description), reason=row.reason
         )
         details.append(error_details_pb2.BadRequest(field_violations=[violation]))
-    if isinstance(error, CapacityError):
+    if isinstance(error, CapacityError | SessionConflictError) and error.retry_after:
         delay = duration_pb2.Duration()
         delay.FromNanoseconds(int(error.retry_after * 1e9))
         details.append(error_details_pb2.RetryInfo(retry_delay=delay))
@@ -206,6 +208,8 @@ def _metadata(error: ScissorhandsError) -> dict[str, str]:
         return {"field": _cut(error.field, MAX_FIELD_BYTES)}
     if isinstance(error, QuotaError):
         return {"setting": error.setting}
+    if isinstance(error, StoppingError):
+        return {"session_id": error.kept}
     if isinstance(error, MismatchError):
         return {"different": _cut(",".join(error.different), MAX_FIELD_BYTES)}
     return {}

@@ -157,8 +157,13 @@ async def test_of_two_turns_at_once_one_is_aborted(manager):
                 await ask(stub, ids, **KEPT)
             assert caught.value.code() is grpc.StatusCode.ABORTED
             info = error_details_pb2.ErrorInfo()
-            assert any(detail.Unpack(info) for detail in rpc_status.from_call(caught.value).details)
+            retry = error_details_pb2.RetryInfo()
+            details = rpc_status.from_call(caught.value).details
+            assert any(detail.Unpack(info) for detail in details)
             assert info.reason == "SESSION_CONFLICT"
+            # Its worker may be gone; then its lease ends.
+            assert any(detail.Unpack(retry) for detail in details)
+            assert 0 < retry.retry_delay.ToTimedelta().total_seconds() <= 2
         tokens = [token async for event in events for token in event.delta.token_ids]
         assert tokens[:NEW] == expected
         assert len(tokens) == 300

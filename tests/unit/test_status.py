@@ -56,6 +56,8 @@ def test_reasons_are_distinct():
         (errors.CapacityError("full", 1), grpc.StatusCode.RESOURCE_EXHAUSTED),
         (errors.StoreUnavailableError("down"), grpc.StatusCode.UNAVAILABLE),
         (errors.ManagerUnavailableError("down"), grpc.StatusCode.UNAVAILABLE),
+        (errors.StoppingError(), grpc.StatusCode.UNAVAILABLE),
+        (errors.SessionConflictError("taken"), grpc.StatusCode.ABORTED),
         (errors.CorruptSegmentError("bad"), grpc.StatusCode.DATA_LOSS),
         (errors.EngineError("bug"), grpc.StatusCode.INTERNAL),
     ],
@@ -88,10 +90,18 @@ def test_a_small_budget_tells_the_smallest():
     assert detail(status, error_details_pb2.ErrorInfo).metadata["smallest_slots"] == "37"
 
 
-def test_a_full_queue_tells_when_to_try_again():
-    status = status_message(errors.CapacityError("full", 1.25))
+@pytest.mark.parametrize("kind", [errors.CapacityError, errors.SessionConflictError])
+def test_what_is_taken_tells_when_to_try_again(kind):
+    status = status_message(kind("taken", 1.25))
     delay = detail(status, error_details_pb2.RetryInfo).retry_delay
     assert (delay.seconds, delay.nanos) == (1, 250_000_000)
+
+
+def test_a_server_that_stops_tells_what_it_keeps():
+    for kept in ("c1", ""):
+        status = status_message(errors.StoppingError(kept))
+        assert detail(status, error_details_pb2.ErrorInfo).metadata["session_id"] == kept
+        assert ("goes on" in status.message) is bool(kept)
 
 
 @pytest.mark.parametrize("kind", [error_details_pb2.BadRequest, error_details_pb2.RetryInfo])

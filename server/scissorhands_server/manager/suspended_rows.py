@@ -89,7 +89,12 @@ class SuspendedRows(Keeper):
         found = await self._store.get(owner, _RECORD)
         before = Record.parse(found)
         if await self._is_held(owner, before):
-            raise SessionConflictError(f"another turn of session {session_id!r} runs; wait for its end")
+            left = await self._store.time_left(owner, _lease(before.fence))
+            raise SessionConflictError(
+                f"another turn of session {session_id!r} runs; wait for its end, or, should its worker be gone, "
+                f"for {left:.0f} s",
+                left,
+            )
         # Tokens ascend even if the store has lost the last one.
         after = replace(before, fence=max(before.fence + 1, int(self._now() * 1000)), held=True)
         await self._store.put(owner, _lease(after.fence), b"held", self._lease)

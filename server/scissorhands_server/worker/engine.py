@@ -15,7 +15,7 @@ from functools import partial
 import torch
 
 from scissorhands.cache import ResidentCache
-from scissorhands.errors import CapacityError, EngineError, ScissorhandsError, UnavailableError
+from scissorhands.errors import CapacityError, EngineError, ScissorhandsError, StoppingError
 from scissorhands.row import Eviction, Row
 from scissorhands.step import ModelStep
 from scissorhands_server.worker.accounting import count_eviction, show_cache
@@ -120,11 +120,11 @@ class Engine:
 
         Raises:
             CapacityError: The queue is full.
-            UnavailableError: The worker is stopping.
+            StoppingError: The worker is stopping.
         """
         with self._work:
             if self._stopping:
-                raise UnavailableError("the worker is stopping")
+                raise StoppingError
             if len(self._running) + len(self._waiting) >= self._max_rows + self._max_queued:
                 raise CapacityError(
                     f"all {self._max_rows} rows and {self._max_queued} places in the queue are taken", RETRY_SECONDS
@@ -167,7 +167,9 @@ class Engine:
             except Exception:  # The engine's boundary: what fails outside a task's own work must not end the thread.
                 LOGGER.exception("the engine's turn failed; its tasks are ended")
                 self._fail_all(EngineError("the engine failed; see the worker's log"))
-        self._fail_all(UnavailableError("the worker is stopping"))
+        for task in self._running:
+            task.keep()
+        self._fail_all(StoppingError())
 
     def _turn(self) -> None:
         began = time.monotonic()
@@ -322,8 +324,7 @@ class Engine:
 
     def _finish(self, task: Task, finished: Finished, rest: str) -> None:
         """Free the row of a task that has all its tokens, and send its last message unless that waits for a shadow."""
-        if task.turn:
-            task.turn.save(task.seat, task.ids)
+        task.keep()
         self._vacate(task)
         task.finished = finished
         if rest:

@@ -135,6 +135,12 @@ class Worker:
         await self.host.start()
         return self
 
+    async def drain(self) -> None:
+        """End all answers; what sessions have read and said so far is kept for their next turns."""
+        await asyncio.to_thread(self._engine.stop, STOP_SECONDS)
+        if self._suspension:
+            await self._suspension.stop(STOP_SECONDS)
+
     async def __aexit__(self, *exception: object) -> None:
         await self.host.stop(0)
         await asyncio.to_thread(self._engine.stop, STOP_SECONDS)
@@ -166,4 +172,4 @@ async def _serve(settings: WorkerSettings, loaded: LoadedModel) -> None:
         signals = StopSignals()
         # Whoever started us waits for this line.
         click.echo(f"worker ready on {listening}, metrics on {metrics}")
-        await signals.run(worker.host, settings.grace)
+        await signals.run(worker.host, settings.grace, worker.drain)

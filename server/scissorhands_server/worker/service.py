@@ -7,7 +7,14 @@ from collections.abc import AsyncGenerator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from scissorhands.budget import Grant
-from scissorhands.errors import CapacityError, EngineError, InvalidRequestError, NotFoundError, UnavailableError
+from scissorhands.errors import (
+    CapacityError,
+    EngineError,
+    InvalidRequestError,
+    NotFoundError,
+    StoppingError,
+    UnavailableError,
+)
 from scissorhands.formats import EXACT
 from scissorhands.grant import PolicyRequest, default_budget
 from scissorhands.policies import get_policy
@@ -108,6 +115,8 @@ class GenerationHost:
                 if ended and task.turn and self._suspension:
                     # So that the next turn finds what this one leaves.
                     await self._suspension.settled(task.turn)
+                    if isinstance(event, Failed) and isinstance(event.error, StoppingError) and task.turn.stored_bytes:
+                        raise StoppingError(task.session_id)
                 for response in self._responses(task, event):
                     yield response
         finally:

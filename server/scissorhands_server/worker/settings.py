@@ -99,5 +99,10 @@ class WorkerSettings(ServerSettings):
     shadow_patience: float = Field(
         default=30.0, ge=0, le=3600, description="How long the last message of an answer waits for it, in seconds."
     )
-    grace: float = Field(default=10.0, ge=0, le=3600, description="How long a stop waits for answers, in seconds.")
+    grace: float = Field(
+        default=10.0,
+        ge=0,
+        le=3600,
+        description="How long a stop waits for answers, in seconds; then those of sessions are suspended as they are.",
+    )
     log_level: str = Field(default="info", description="Least severe messages to log: debug, info, warning or error.")

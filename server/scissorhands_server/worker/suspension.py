@@ -27,7 +27,7 @@ from scissorhands_server.worker.offload import DEFAULT_TENANT
 from scissorhands_server.worker.resident import resident_version
 from scissorhands_server.worker.settings import WorkerSettings
 from scissorhands_server.worker.task import Task
-from scissorhands_server.worker.transfer import Miss, chunks, failure_reason, next_message, receive
+from scissorhands_server.worker.transfer import Miss, chunks, failure_reason, next_message, receive, retry_delay
 from scissorhands_server.worker.turn import KeptRow, ResumedRow, Turn
 from scissorhands_server.worker.uploader import Uploader
 
@@ -152,7 +152,7 @@ class Suspension:
             self._missed("corrupt")
         except grpc.aio.AioRpcError as error:
             if turn is None and error.code() is grpc.StatusCode.ABORTED:
-                raise SessionConflictError(str(error.details())) from error
+                raise SessionConflictError(str(error.details()), retry_delay(error)) from error
             self._missed(failure_reason(self._link, error))
         finally:
             call.cancel()

@@ -138,6 +138,11 @@ class Task:
         """Whether the whole prompt has been read."""
         return self.row is not None and self.row.step >= len(self.request.prompt)
 
+    def keep(self) -> None:
+        """Keep the row, as far as it has come, for the next turn of its session; from the engine's thread."""
+        if self.turn and self.row and self.row.step and not self.cancelled:
+            self.turn.save(self.row, self.ids)
+
     @property
     def seat(self) -> Row:
         """The row of a task that runs.

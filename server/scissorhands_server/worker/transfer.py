@@ -94,12 +94,22 @@ def failure_reason(link: ManagerLink, error: grpc.aio.AioRpcError) -> str:
     return reason
 
 
+def retry_delay(error: grpc.aio.AioRpcError) -> float:
+    """Return after what time a server of ours says to try again, in seconds; 0 if it does not say."""
+    retry = error_details_pb2.RetryInfo()
+    return float(retry.retry_delay.ToTimedelta().total_seconds()) if _attached(error, retry) else 0.0
+
+
 def _told_reason(error: grpc.aio.AioRpcError) -> str:
     """Return the reason that a server of ours attached to a status; empty if there is none."""
     info = error_details_pb2.ErrorInfo()
+    return info.reason if _attached(error, info) else ""
+
+
+def _attached(error: grpc.aio.AioRpcError, detail: Message) -> bool:
+    """Whether a detail of a kind is attached to a status; then read it."""
     try:
         status = rpc_status.from_call(error)  # type: ignore[arg-type] # It has what grpcio's own errors have.
-        found = status is not None and any(detail.Unpack(info) for detail in status.details)
+        return status is not None and any(each.Unpack(detail) for each in status.details)
     except (ValueError, DecodeError):
-        return ""
-    return info.reason if found else ""
+        return False
