@@ -68,13 +68,13 @@ class Decoder:
         for index, (row, prompt) in enumerate(zip(self._rows, self._prompts, strict=True)):
             logits = torch.empty(0)
             while row.step < len(prompt):
-                # Where rows recall, the last tokens are read apart.
-                end = len(prompt) - self._last
-                size = row.next_chunk(end - row.step if row.step < end else len(prompt) - row.step)
+                size = row.next_chunk(len(prompt) - row.step)
                 self._keep(index, self._cache.prepare_prefill(row, size))
-                if self.recallers and row.step == end:
-                    self.recallers[index].recall(prompt[end : end + size])
-                logits = self._step([row], [prompt[row.step : row.step + size]])
+                # Where a row recalls, the last tokens of the last chunk are read apart: room for them is made already.
+                for part in self._parts(row.step, size, len(prompt)):
+                    if self.recallers and part.stop == len(prompt):
+                        self.recallers[index].recall(prompt[part])
+                    logits = self._step([row], [prompt[part]])
                 progress(size)
             found.append(logits[0])
         return torch.stack(found)
@@ -88,6 +88,12 @@ class Decoder:
             if self._every and self._appended % self._every == 0:
                 self.recallers[index].recall([token])
         return self._step(self._rows, [[token] for token in tokens])
+
+    def _parts(self, step: int, size: int, total: int) -> list[slice]:
+        """Return in which parts to read a chunk of a prompt of ``total`` tokens."""
+        if not self._last or step + size < total or size <= self._last:
+            return [slice(step, step + size)]
+        return [slice(step, total - self._last), slice(total - self._last, total)]
 
     def _keep(self, index: int, eviction: Eviction | None) -> None:
         if self.recallers:
