@@ -15,8 +15,11 @@ import numpy.typing as npt
 
 from scissorhands.summary import BLOCK_SLOTS, Floats, SectionSummary, blocks_of
 
-# Tokens of a prompt that are read after its recall. Their queries ask for it, so they are looked at beforehand.
-LAST = 8
+# Tokens of a prompt that are read after its recall, so that they can make use of it: a question is to be among them.
+# Their queries ask for it, so they are looked at beforehand.
+LAST = 32
+# Recalls at the end of a prompt, one after another: what has come back lets deeper layers ask for more.
+ROUNDS = 3
 
 # Slots that are read for each that may be recalled.
 CANDIDATES = 4
@@ -53,6 +56,11 @@ class Found:
     epoch: int
     head: int
     slots: Chosen
+
+
+def last_tokens(layers: int, global_layers: int) -> int:
+    """Return how many tokens of a prompt are read after its recall; over sliding layers one can be peeked at only."""
+    return LAST if layers == global_layers else 1
 
 
 def allowance(share: float, slots: int, used: int, exempt: int) -> int:

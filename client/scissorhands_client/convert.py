@@ -6,7 +6,7 @@ from datetime import UTC
 from google.protobuf.duration_pb2 import Duration
 
 from scissorhands.budget import BudgetUnit
-from scissorhands.v1 import budget_pb2, cache_manager_pb2, generation_pb2, model_pb2, suspension_pb2
+from scissorhands.v1 import budget_pb2, cache_manager_pb2, generation_pb2, model_pb2, recall_pb2, suspension_pb2
 from scissorhands_client.budget import Budget
 from scissorhands_client.errors import InvalidRequestError
 from scissorhands_client.quality import read_quality
@@ -86,6 +86,7 @@ def generate_request(prompt: Prompt, options: GenerateOptions) -> generation_pb2
         resident_codec=_text("resident_codec", options.resident_codec),
         session_id=_text("session_id", options.session_id),
         no_prefix_cache=not options.prefix_cache,
+        recall=_recall_message(options),
     )
     if isinstance(prompt, str):
         request.text = _text("text", prompt)
@@ -99,6 +100,16 @@ def generate_request(prompt: Prompt, options: GenerateOptions) -> generation_pb2
         ]
         request.chat.CopyFrom(generation_pb2.ChatPrompt(messages=messages))
     return request
+
+
+def _recall_message(options: GenerateOptions) -> recall_pb2.Recall | None:
+    if options.recall is None:
+        if options.recall_every:
+            raise InvalidRequestError.local("recall", "must be set where recall_every is")
+        return None
+    return recall_pb2.Recall(
+        share=options.recall, every_tokens=_unsigned("recall.every_tokens", options.recall_every, 32)
+    )
 
 
 def read_event(message: generation_pb2.GenerateResponse) -> Event | None:
@@ -297,6 +308,9 @@ def _read_finish(message: generation_pb2.Finish) -> Finish:
             segment_bytes=cache.segment_bytes,
             segments_dropped=cache.segments_dropped,
             suspended_bytes=cache.suspended_bytes,
+            recalled_slots=cache.recalled_slots,
+            recalled_sections=cache.recalled_sections,
+            recall_misses={miss.reason: miss.count for miss in cache.recall_misses},
         ),
         quality=read_quality(message.quality),
     )

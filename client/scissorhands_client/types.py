@@ -80,6 +80,9 @@ class GenerateOptions:
             keeps nothing.
         prefix_cache: Whether what the prompt begins with may be taken from the store, if an equal prompt was read
             before, and be stored for others.
+        recall: Share of the budget that evicted slots may take back where the last tokens ask for them, above 0 and at
+            most 1; None recalls nothing.
+        recall_every: Recall again after so many tokens of the answer; 0 recalls at the end of the prompt only.
     """
 
     max_new_tokens: int | None = None
@@ -97,6 +100,8 @@ class GenerateOptions:
     resident_codec: str = ""
     session_id: str = ""
     prefix_cache: bool = True
+    recall: float | None = None
+    recall_every: int = 0
 
 
 class GrantSource(Enum):
@@ -261,6 +266,9 @@ class CacheStatistics:
         segment_bytes: Encoded bytes of those segments.
         segments_dropped: Segments dropped because the queue was full or the manager was away.
         suspended_bytes: Bytes kept in the store for the next turn; 0 if nothing was kept.
+        recalled_slots: Slots that were recalled, over all layers and KV heads.
+        recalled_sections: Sections that they were chosen from.
+        recall_misses: What could not be recalled: how often, by reason. Without any, equal requests get equal answers.
     """
 
     full_bytes: int
@@ -276,6 +284,9 @@ class CacheStatistics:
     segment_bytes: int
     segments_dropped: int
     suspended_bytes: int = 0
+    recalled_slots: int = 0
+    recalled_sections: int = 0
+    recall_misses: dict[str, int] = field(default_factory=dict)
 
     @property
     def compression(self) -> float | None:

@@ -14,6 +14,7 @@ from scissorhands.evaluation.recalling import Recall, Recaller
 from scissorhands.evaluation.sizes import Sizes, sizes_of
 from scissorhands.evaluation.texts import Tokens
 from scissorhands.probe import model_shape
+from scissorhands.recall import ROUNDS
 from scissorhands.row import Eviction
 from scissorhands.step import ModelStep
 
@@ -73,7 +74,7 @@ class Decoder:
                 # Where a row recalls, the last tokens of the last chunk are read apart: room for them is made already.
                 for part in self._parts(row.step, size, len(prompt)):
                     if self.recallers and part.stop == len(prompt):
-                        self.recallers[index].recall(prompt[part])
+                        self.recallers[index].recall(prompt[part], ROUNDS)
                     logits = self._step([row], [prompt[part]])
                 progress(size)
             found.append(logits[0])

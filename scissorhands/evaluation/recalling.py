@@ -80,10 +80,17 @@ class Recaller:
         )
         self._segments[gone.epoch] = check_segment(data), data
 
-    def recall(self, tokens: Sequence[int]) -> None:
-        """Let the next tokens, for which there is room in the row, ask for evicted slots, and swap those in."""
-        if not self._segments:
-            return
+    def recall(self, tokens: Sequence[int], rounds: int = 1) -> None:
+        """Let the next tokens, for which there is room in the row, ask for evicted slots, and swap those in.
+
+        Args:
+            tokens: The next tokens.
+            rounds: Recalls, one after another.
+        """
+        for _ in range(rounds if self._segments else 0):
+            self._once(tokens)
+
+    def _once(self, tokens: Sequence[int]) -> None:
         queries = self._step.peek(self._row, tokens)
         sketch = sketch_of(self._row, queries, self._recall.share)
         archive = {

@@ -5,6 +5,7 @@ import warnings
 
 from scissorhands.v1 import cache_manager_pb2 as scissorhands_dot_v1_dot_cache__manager__pb2
 from scissorhands.v1 import prefix_pb2 as scissorhands_dot_v1_dot_prefix__pb2
+from scissorhands.v1 import recall_pb2 as scissorhands_dot_v1_dot_recall__pb2
 from scissorhands.v1 import suspension_pb2 as scissorhands_dot_v1_dot_suspension__pb2
 
 GRPC_GENERATED_VERSION = '1.76.0'
@@ -66,6 +67,11 @@ class CacheManagerServiceStub(object):
                 '/scissorhands.v1.CacheManagerService/FetchSegments',
                 request_serializer=scissorhands_dot_v1_dot_cache__manager__pb2.FetchSegmentsRequest.SerializeToString,
                 response_deserializer=scissorhands_dot_v1_dot_cache__manager__pb2.FetchSegmentsResponse.FromString,
+                _registered_method=True)
+        self.RecallSections = channel.stream_stream(
+                '/scissorhands.v1.CacheManagerService/RecallSections',
+                request_serializer=scissorhands_dot_v1_dot_recall__pb2.RecallSectionsRequest.SerializeToString,
+                response_deserializer=scissorhands_dot_v1_dot_recall__pb2.RecallSectionsResponse.FromString,
                 _registered_method=True)
         self.SuspendSession = channel.stream_unary(
                 '/scissorhands.v1.CacheManagerService/SuspendSession',
@@ -150,6 +156,13 @@ class CacheManagerServiceServicer(object):
 
     def FetchSegments(self, request, context):
         """FetchSegments returns segments, or single sections of them, in chunks.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RecallSections(self, request_iterator, context):
+        """RecallSections searches the segments of a session for what a row asks for, and returns the sections to choose from.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -248,6 +261,11 @@ def add_CacheManagerServiceServicer_to_server(servicer, server):
                     servicer.FetchSegments,
                     request_deserializer=scissorhands_dot_v1_dot_cache__manager__pb2.FetchSegmentsRequest.FromString,
                     response_serializer=scissorhands_dot_v1_dot_cache__manager__pb2.FetchSegmentsResponse.SerializeToString,
+            ),
+            'RecallSections': grpc.stream_stream_rpc_method_handler(
+                    servicer.RecallSections,
+                    request_deserializer=scissorhands_dot_v1_dot_recall__pb2.RecallSectionsRequest.FromString,
+                    response_serializer=scissorhands_dot_v1_dot_recall__pb2.RecallSectionsResponse.SerializeToString,
             ),
             'SuspendSession': grpc.stream_unary_rpc_method_handler(
                     servicer.SuspendSession,
@@ -453,6 +471,33 @@ class CacheManagerService(object):
             '/scissorhands.v1.CacheManagerService/FetchSegments',
             scissorhands_dot_v1_dot_cache__manager__pb2.FetchSegmentsRequest.SerializeToString,
             scissorhands_dot_v1_dot_cache__manager__pb2.FetchSegmentsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RecallSections(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/scissorhands.v1.CacheManagerService/RecallSections',
+            scissorhands_dot_v1_dot_recall__pb2.RecallSectionsRequest.SerializeToString,
+            scissorhands_dot_v1_dot_recall__pb2.RecallSectionsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -7,6 +7,7 @@ from collections import abc as _abc
 from grpc import aio as _aio
 from scissorhands.v1 import cache_manager_pb2 as _cache_manager_pb2
 from scissorhands.v1 import prefix_pb2 as _prefix_pb2
+from scissorhands.v1 import recall_pb2 as _recall_pb2
 from scissorhands.v1 import suspension_pb2 as _suspension_pb2
 import abc as _abc_1
 import grpc as _grpc
@@ -47,6 +48,8 @@ class CacheManagerServiceStub:
     """OffloadSegments stores segments, each in chunks; every segment is stored whole or not at all."""
     FetchSegments: _grpc.UnaryStreamMultiCallable[_cache_manager_pb2.FetchSegmentsRequest, _cache_manager_pb2.FetchSegmentsResponse]
     """FetchSegments returns segments, or single sections of them, in chunks."""
+    RecallSections: _grpc.StreamStreamMultiCallable[_recall_pb2.RecallSectionsRequest, _recall_pb2.RecallSectionsResponse]
+    """RecallSections searches the segments of a session for what a row asks for, and returns the sections to choose from."""
     SuspendSession: _grpc.StreamUnaryMultiCallable[_suspension_pb2.SuspendSessionRequest, _suspension_pb2.SuspendSessionResponse]
     """SuspendSession stores the row of a session that pauses, whole or not at all, and gives its lease up. Only who holds the
     lease may: ABORTED if another turn has begun meanwhile, UNAVAILABLE if the store does not answer.
@@ -89,6 +92,8 @@ class CacheManagerServiceAsyncStub(CacheManagerServiceStub):
     """OffloadSegments stores segments, each in chunks; every segment is stored whole or not at all."""
     FetchSegments: _aio.UnaryStreamMultiCallable[_cache_manager_pb2.FetchSegmentsRequest, _cache_manager_pb2.FetchSegmentsResponse]  # type: ignore[assignment]
     """FetchSegments returns segments, or single sections of them, in chunks."""
+    RecallSections: _aio.StreamStreamMultiCallable[_recall_pb2.RecallSectionsRequest, _recall_pb2.RecallSectionsResponse]  # type: ignore[assignment]
+    """RecallSections searches the segments of a session for what a row asks for, and returns the sections to choose from."""
     SuspendSession: _aio.StreamUnaryMultiCallable[_suspension_pb2.SuspendSessionRequest, _suspension_pb2.SuspendSessionResponse]  # type: ignore[assignment]
     """SuspendSession stores the row of a session that pauses, whole or not at all, and gives its lease up. Only who holds the
     lease may: ABORTED if another turn has begun meanwhile, UNAVAILABLE if the store does not answer.
@@ -164,6 +169,14 @@ class CacheManagerServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_cache_manager_pb2.FetchSegmentsResponse], _abc.AsyncIterator[_cache_manager_pb2.FetchSegmentsResponse]]:
         """FetchSegments returns segments, or single sections of them, in chunks."""
+
+    @_abc_1.abstractmethod
+    def RecallSections(
+        self,
+        request_iterator: _MaybeAsyncIterator[_recall_pb2.RecallSectionsRequest],
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_recall_pb2.RecallSectionsResponse], _abc.AsyncIterator[_recall_pb2.RecallSectionsResponse]]:
+        """RecallSections searches the segments of a session for what a row asks for, and returns the sections to choose from."""
 
     @_abc_1.abstractmethod
     def SuspendSession(

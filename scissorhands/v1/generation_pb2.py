@@ -26,45 +26,46 @@ from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb
 from scissorhands.v1 import budget_pb2 as scissorhands_dot_v1_dot_budget__pb2
 from scissorhands.v1 import model_pb2 as scissorhands_dot_v1_dot_model__pb2
 from scissorhands.v1 import quality_pb2 as scissorhands_dot_v1_dot_quality__pb2
+from scissorhands.v1 import recall_pb2 as scissorhands_dot_v1_dot_recall__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n scissorhands/v1/generation.proto\x12\x0fscissorhands.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1cscissorhands/v1/budget.proto\x1a\x1bscissorhands/v1/model.proto\x1a\x1dscissorhands/v1/quality.proto\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"<\n\nChatPrompt\x12.\n\x08messages\x18\x01 \x03(\x0b\x32\x1c.scissorhands.v1.ChatMessage\"\x1a\n\x0bTokenPrompt\x12\x0b\n\x03ids\x18\x01 \x03(\r\"\xa0\x01\n\x08Sampling\x12\x13\n\x0btemperature\x18\x01 \x01(\x01\x12\x12\n\x05top_p\x18\x02 \x01(\x01H\x00\x88\x01\x01\x12\r\n\x05top_k\x18\x03 \x01(\r\x12\x1f\n\x12repetition_penalty\x18\x04 \x01(\x01H\x01\x88\x01\x01\x12\x11\n\x04seed\x18\x05 \x01(\x04H\x02\x88\x01\x01\x42\x08\n\x06_top_pB\x15\n\x13_repetition_penaltyB\x07\n\x05_seed\"\xb5\x03\n\x0fGenerateRequest\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12+\n\x04\x63hat\x18\x02 \x01(\x0b\x32\x1b.scissorhands.v1.ChatPromptH\x00\x12.\n\x06tokens\x18\x03 \x01(\x0b\x32\x1c.scissorhands.v1.TokenPromptH\x00\x12\r\n\x05model\x18\x04 \x01(\t\x12\x16\n\x0emax_new_tokens\x18\x05 \x01(\r\x12+\n\x08sampling\x18\x06 \x01(\x0b\x32\x19.scissorhands.v1.Sampling\x12\x0c\n\x04stop\x18\x07 \x03(\t\x12\x12\n\nignore_eos\x18\x08 \x01(\x08\x12\'\n\x06\x62udget\x18\t \x01(\x0b\x32\x17.scissorhands.v1.Budget\x12\'\n\x06policy\x18\n \x01(\x0b\x32\x17.scissorhands.v1.Policy\x12\x13\n\x06shadow\x18\x0b \x01(\x08H\x01\x88\x01\x01\x12\x16\n\x0eresident_codec\x18\x0c \x01(\t\x12\x12\n\nsession_id\x18\r \x01(\t\x12\x17\n\x0fno_prefix_cache\x18\x0e \x01(\x08\x42\x08\n\x06promptB\t\n\x07_shadow\"\xd3\x01\n\x10GenerateResponse\x12-\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\x0b\x32\x19.scissorhands.v1.AcceptedH\x00\x12\x33\n\x07prefill\x18\x02 \x01(\x0b\x32 .scissorhands.v1.PrefillProgressH\x00\x12\'\n\x05\x64\x65lta\x18\x03 \x01(\x0b\x32\x16.scissorhands.v1.DeltaH\x00\x12)\n\x06\x66inish\x18\x04 \x01(\x0b\x32\x17.scissorhands.v1.FinishH\x00\x42\x07\n\x05\x65vent\"\xbe\x01\n\x08\x41\x63\x63\x65pted\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x15\n\rprompt_tokens\x18\x02 \x01(\r\x12%\n\x05grant\x18\x03 \x01(\x0b\x32\x16.scissorhands.v1.Grant\x12\x16\n\x0emax_new_tokens\x18\x04 \x01(\r\x12\x14\n\x0cqueued_ahead\x18\x05 \x01(\r\x12\x11\n\x04seed\x18\x06 \x01(\x04H\x00\x88\x01\x01\x12\x16\n\x0eresumed_tokens\x18\x07 \x01(\rB\x07\n\x05_seed\".\n\x0fPrefillProgress\x12\x0c\n\x04\x64one\x18\x01 \x01(\r\x12\r\n\x05total\x18\x02 \x01(\r\"(\n\x05\x44\x65lta\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\"\xc8\x01\n\x06\x46inish\x12-\n\x06reason\x18\x01 \x01(\x0e\x32\x1d.scissorhands.v1.FinishReason\x12\x0c\n\x04stop\x18\x02 \x01(\t\x12%\n\x05usage\x18\x03 \x01(\x0b\x32\x16.scissorhands.v1.Usage\x12/\n\x05\x63\x61\x63he\x18\x04 \x01(\x0b\x32 .scissorhands.v1.CacheStatistics\x12)\n\x07quality\x18\x05 \x01(\x0b\x32\x18.scissorhands.v1.Quality\"\xe6\x01\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x18\n\x10generated_tokens\x18\x02 \x01(\r\x12-\n\nqueue_time\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x36\n\x13time_to_first_token\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\x12.\n\x0b\x64\x65\x63ode_time\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x15\n\rprefix_tokens\x18\x06 \x01(\r\"\xd2\x02\n\x0f\x43\x61\x63heStatistics\x12\x12\n\nfull_bytes\x18\x01 \x01(\x04\x12\x17\n\x0f\x61llocated_bytes\x18\x02 \x01(\x04\x12\x18\n\x10\x66ull_16bit_bytes\x18\x03 \x01(\x04\x12\x11\n\tevictions\x18\x04 \x01(\r\x12\x15\n\revicted_slots\x18\x05 \x01(\x04\x12\x14\n\x0cmass_dropped\x18\x06 \x01(\x01\x12\x15\n\rplans_manager\x18\x07 \x01(\r\x12\x13\n\x0bplans_local\x18\x08 \x01(\r\x12\x30\n\rprefill_stall\x18\t \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x10\n\x08segments\x18\n \x01(\r\x12\x15\n\rsegment_bytes\x18\x0b \x01(\x04\x12\x18\n\x10segments_dropped\x18\x0c \x01(\r\x12\x17\n\x0fsuspended_bytes\x18\r \x01(\x04\"\x11\n\x0fGetModelRequest\"\xcf\x01\n\x10GetModelResponse\x12)\n\x05model\x18\x01 \x01(\x0b\x32\x1a.scissorhands.v1.ModelInfo\x12\x10\n\x08max_rows\x18\x02 \x01(\r\x12\x12\n\nmax_queued\x18\x03 \x01(\r\x12\x1e\n\x16\x64\x65\x66\x61ult_max_new_tokens\x18\x04 \x01(\r\x12\x10\n\x08policies\x18\x05 \x03(\t\x12\x0c\n\x04\x63hat\x18\x06 \x01(\x08\x12\x0f\n\x07version\x18\x07 \x01(\t\x12\x19\n\x11manager_connected\x18\x08 \x01(\x08*v\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x15\n\x11\x46INISH_REASON_EOS\x10\x01\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x02\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x03\x32\xb7\x01\n\x11GenerationService\x12Q\n\x08Generate\x12 .scissorhands.v1.GenerateRequest\x1a!.scissorhands.v1.GenerateResponse0\x01\x12O\n\x08GetModel\x12 .scissorhands.v1.GetModelRequest\x1a!.scissorhands.v1.GetModelResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n scissorhands/v1/generation.proto\x12\x0fscissorhands.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1cscissorhands/v1/budget.proto\x1a\x1bscissorhands/v1/model.proto\x1a\x1dscissorhands/v1/quality.proto\x1a\x1cscissorhands/v1/recall.proto\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"<\n\nChatPrompt\x12.\n\x08messages\x18\x01 \x03(\x0b\x32\x1c.scissorhands.v1.ChatMessage\"\x1a\n\x0bTokenPrompt\x12\x0b\n\x03ids\x18\x01 \x03(\r\"\xa0\x01\n\x08Sampling\x12\x13\n\x0btemperature\x18\x01 \x01(\x01\x12\x12\n\x05top_p\x18\x02 \x01(\x01H\x00\x88\x01\x01\x12\r\n\x05top_k\x18\x03 \x01(\r\x12\x1f\n\x12repetition_penalty\x18\x04 \x01(\x01H\x01\x88\x01\x01\x12\x11\n\x04seed\x18\x05 \x01(\x04H\x02\x88\x01\x01\x42\x08\n\x06_top_pB\x15\n\x13_repetition_penaltyB\x07\n\x05_seed\"\xde\x03\n\x0fGenerateRequest\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12+\n\x04\x63hat\x18\x02 \x01(\x0b\x32\x1b.scissorhands.v1.ChatPromptH\x00\x12.\n\x06tokens\x18\x03 \x01(\x0b\x32\x1c.scissorhands.v1.TokenPromptH\x00\x12\r\n\x05model\x18\x04 \x01(\t\x12\x16\n\x0emax_new_tokens\x18\x05 \x01(\r\x12+\n\x08sampling\x18\x06 \x01(\x0b\x32\x19.scissorhands.v1.Sampling\x12\x0c\n\x04stop\x18\x07 \x03(\t\x12\x12\n\nignore_eos\x18\x08 \x01(\x08\x12\'\n\x06\x62udget\x18\t \x01(\x0b\x32\x17.scissorhands.v1.Budget\x12\'\n\x06policy\x18\n \x01(\x0b\x32\x17.scissorhands.v1.Policy\x12\x13\n\x06shadow\x18\x0b \x01(\x08H\x01\x88\x01\x01\x12\x16\n\x0eresident_codec\x18\x0c \x01(\t\x12\x12\n\nsession_id\x18\r \x01(\t\x12\x17\n\x0fno_prefix_cache\x18\x0e \x01(\x08\x12\'\n\x06recall\x18\x0f \x01(\x0b\x32\x17.scissorhands.v1.RecallB\x08\n\x06promptB\t\n\x07_shadow\"\xd3\x01\n\x10GenerateResponse\x12-\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\x0b\x32\x19.scissorhands.v1.AcceptedH\x00\x12\x33\n\x07prefill\x18\x02 \x01(\x0b\x32 .scissorhands.v1.PrefillProgressH\x00\x12\'\n\x05\x64\x65lta\x18\x03 \x01(\x0b\x32\x16.scissorhands.v1.DeltaH\x00\x12)\n\x06\x66inish\x18\x04 \x01(\x0b\x32\x17.scissorhands.v1.FinishH\x00\x42\x07\n\x05\x65vent\"\xbe\x01\n\x08\x41\x63\x63\x65pted\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x15\n\rprompt_tokens\x18\x02 \x01(\r\x12%\n\x05grant\x18\x03 \x01(\x0b\x32\x16.scissorhands.v1.Grant\x12\x16\n\x0emax_new_tokens\x18\x04 \x01(\r\x12\x14\n\x0cqueued_ahead\x18\x05 \x01(\r\x12\x11\n\x04seed\x18\x06 \x01(\x04H\x00\x88\x01\x01\x12\x16\n\x0eresumed_tokens\x18\x07 \x01(\rB\x07\n\x05_seed\".\n\x0fPrefillProgress\x12\x0c\n\x04\x64one\x18\x01 \x01(\r\x12\r\n\x05total\x18\x02 \x01(\r\"(\n\x05\x44\x65lta\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\"\xc8\x01\n\x06\x46inish\x12-\n\x06reason\x18\x01 \x01(\x0e\x32\x1d.scissorhands.v1.FinishReason\x12\x0c\n\x04stop\x18\x02 \x01(\t\x12%\n\x05usage\x18\x03 \x01(\x0b\x32\x16.scissorhands.v1.Usage\x12/\n\x05\x63\x61\x63he\x18\x04 \x01(\x0b\x32 .scissorhands.v1.CacheStatistics\x12)\n\x07quality\x18\x05 \x01(\x0b\x32\x18.scissorhands.v1.Quality\"\xe6\x01\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x18\n\x10generated_tokens\x18\x02 \x01(\r\x12-\n\nqueue_time\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x36\n\x13time_to_first_token\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\x12.\n\x0b\x64\x65\x63ode_time\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x15\n\rprefix_tokens\x18\x06 \x01(\r\"\xb9\x03\n\x0f\x43\x61\x63heStatistics\x12\x12\n\nfull_bytes\x18\x01 \x01(\x04\x12\x17\n\x0f\x61llocated_bytes\x18\x02 \x01(\x04\x12\x18\n\x10\x66ull_16bit_bytes\x18\x03 \x01(\x04\x12\x11\n\tevictions\x18\x04 \x01(\r\x12\x15\n\revicted_slots\x18\x05 \x01(\x04\x12\x14\n\x0cmass_dropped\x18\x06 \x01(\x01\x12\x15\n\rplans_manager\x18\x07 \x01(\r\x12\x13\n\x0bplans_local\x18\x08 \x01(\r\x12\x30\n\rprefill_stall\x18\t \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x10\n\x08segments\x18\n \x01(\r\x12\x15\n\rsegment_bytes\x18\x0b \x01(\x04\x12\x18\n\x10segments_dropped\x18\x0c \x01(\r\x12\x17\n\x0fsuspended_bytes\x18\r \x01(\x04\x12\x16\n\x0erecalled_slots\x18\x0e \x01(\x04\x12\x19\n\x11recalled_sections\x18\x0f \x01(\r\x12\x32\n\rrecall_misses\x18\x10 \x03(\x0b\x32\x1b.scissorhands.v1.RecallMiss\"\x11\n\x0fGetModelRequest\"\xcf\x01\n\x10GetModelResponse\x12)\n\x05model\x18\x01 \x01(\x0b\x32\x1a.scissorhands.v1.ModelInfo\x12\x10\n\x08max_rows\x18\x02 \x01(\r\x12\x12\n\nmax_queued\x18\x03 \x01(\r\x12\x1e\n\x16\x64\x65\x66\x61ult_max_new_tokens\x18\x04 \x01(\r\x12\x10\n\x08policies\x18\x05 \x03(\t\x12\x0c\n\x04\x63hat\x18\x06 \x01(\x08\x12\x0f\n\x07version\x18\x07 \x01(\t\x12\x19\n\x11manager_connected\x18\x08 \x01(\x08*v\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x15\n\x11\x46INISH_REASON_EOS\x10\x01\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x02\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x03\x32\xb7\x01\n\x11GenerationService\x12Q\n\x08Generate\x12 .scissorhands.v1.GenerateRequest\x1a!.scissorhands.v1.GenerateResponse0\x01\x12O\n\x08GetModel\x12 .scissorhands.v1.GetModelRequest\x1a!.scissorhands.v1.GetModelResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'scissorhands.v1.generation_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_FINISHREASON']._serialized_start=2417
-  _globals['_FINISHREASON']._serialized_end=2535
-  _globals['_CHATMESSAGE']._serialized_start=175
-  _globals['_CHATMESSAGE']._serialized_end=219
-  _globals['_CHATPROMPT']._serialized_start=221
-  _globals['_CHATPROMPT']._serialized_end=281
-  _globals['_TOKENPROMPT']._serialized_start=283
-  _globals['_TOKENPROMPT']._serialized_end=309
-  _globals['_SAMPLING']._serialized_start=312
-  _globals['_SAMPLING']._serialized_end=472
-  _globals['_GENERATEREQUEST']._serialized_start=475
-  _globals['_GENERATEREQUEST']._serialized_end=912
-  _globals['_GENERATERESPONSE']._serialized_start=915
-  _globals['_GENERATERESPONSE']._serialized_end=1126
-  _globals['_ACCEPTED']._serialized_start=1129
-  _globals['_ACCEPTED']._serialized_end=1319
-  _globals['_PREFILLPROGRESS']._serialized_start=1321
-  _globals['_PREFILLPROGRESS']._serialized_end=1367
-  _globals['_DELTA']._serialized_start=1369
-  _globals['_DELTA']._serialized_end=1409
-  _globals['_FINISH']._serialized_start=1412
-  _globals['_FINISH']._serialized_end=1612
-  _globals['_USAGE']._serialized_start=1615
-  _globals['_USAGE']._serialized_end=1845
-  _globals['_CACHESTATISTICS']._serialized_start=1848
-  _globals['_CACHESTATISTICS']._serialized_end=2186
-  _globals['_GETMODELREQUEST']._serialized_start=2188
-  _globals['_GETMODELREQUEST']._serialized_end=2205
-  _globals['_GETMODELRESPONSE']._serialized_start=2208
-  _globals['_GETMODELRESPONSE']._serialized_end=2415
-  _globals['_GENERATIONSERVICE']._serialized_start=2538
-  _globals['_GENERATIONSERVICE']._serialized_end=2721
+  _globals['_FINISHREASON']._serialized_start=2591
+  _globals['_FINISHREASON']._serialized_end=2709
+  _globals['_CHATMESSAGE']._serialized_start=205
+  _globals['_CHATMESSAGE']._serialized_end=249
+  _globals['_CHATPROMPT']._serialized_start=251
+  _globals['_CHATPROMPT']._serialized_end=311
+  _globals['_TOKENPROMPT']._serialized_start=313
+  _globals['_TOKENPROMPT']._serialized_end=339
+  _globals['_SAMPLING']._serialized_start=342
+  _globals['_SAMPLING']._serialized_end=502
+  _globals['_GENERATEREQUEST']._serialized_start=505
+  _globals['_GENERATEREQUEST']._serialized_end=983
+  _globals['_GENERATERESPONSE']._serialized_start=986
+  _globals['_GENERATERESPONSE']._serialized_end=1197
+  _globals['_ACCEPTED']._serialized_start=1200
+  _globals['_ACCEPTED']._serialized_end=1390
+  _globals['_PREFILLPROGRESS']._serialized_start=1392
+  _globals['_PREFILLPROGRESS']._serialized_end=1438
+  _globals['_DELTA']._serialized_start=1440
+  _globals['_DELTA']._serialized_end=1480
+  _globals['_FINISH']._serialized_start=1483
+  _globals['_FINISH']._serialized_end=1683
+  _globals['_USAGE']._serialized_start=1686
+  _globals['_USAGE']._serialized_end=1916
+  _globals['_CACHESTATISTICS']._serialized_start=1919
+  _globals['_CACHESTATISTICS']._serialized_end=2360
+  _globals['_GETMODELREQUEST']._serialized_start=2362
+  _globals['_GETMODELREQUEST']._serialized_end=2379
+  _globals['_GETMODELRESPONSE']._serialized_start=2382
+  _globals['_GETMODELRESPONSE']._serialized_end=2589
+  _globals['_GENERATIONSERVICE']._serialized_start=2712
+  _globals['_GENERATIONSERVICE']._serialized_end=2895
 # @@protoc_insertion_point(module_scope)

@@ -12,6 +12,7 @@ from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from scissorhands.v1 import budget_pb2 as _budget_pb2
 from scissorhands.v1 import model_pb2 as _model_pb2
 from scissorhands.v1 import quality_pb2 as _quality_pb2
+from scissorhands.v1 import recall_pb2 as _recall_pb2
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -194,6 +195,7 @@ class GenerateRequest(_message.Message):
     RESIDENT_CODEC_FIELD_NUMBER: _builtins.int
     SESSION_ID_FIELD_NUMBER: _builtins.int
     NO_PREFIX_CACHE_FIELD_NUMBER: _builtins.int
+    RECALL_FIELD_NUMBER: _builtins.int
     text: _builtins.str
     """Plain text, tokenized as it is."""
     model: _builtins.str
@@ -242,6 +244,12 @@ class GenerateRequest(_message.Message):
     def policy(self) -> _budget_pb2.Policy:
         """The eviction policy; absent means the default of the worker."""
 
+    @_builtins.property
+    def recall(self) -> _recall_pb2.Recall:
+        """Bring evicted slots back where the last tokens ask for them; absent brings none back. Such a request neither uses nor
+        leaves a prefix that requests share.
+        """
+
     def __init__(
         self,
         *,
@@ -259,10 +267,11 @@ class GenerateRequest(_message.Message):
         resident_codec: _builtins.str = ...,
         session_id: _builtins.str = ...,
         no_prefix_cache: _builtins.bool = ...,
+        recall: _recall_pb2.Recall | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_shadow", b"_shadow", "budget", b"budget", "chat", b"chat", "policy", b"policy", "prompt", b"prompt", "sampling", b"sampling", "shadow", b"shadow", "text", b"text", "tokens", b"tokens"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_shadow", b"_shadow", "budget", b"budget", "chat", b"chat", "policy", b"policy", "prompt", b"prompt", "recall", b"recall", "sampling", b"sampling", "shadow", b"shadow", "text", b"text", "tokens", b"tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_shadow", b"_shadow", "budget", b"budget", "chat", b"chat", "ignore_eos", b"ignore_eos", "max_new_tokens", b"max_new_tokens", "model", b"model", "no_prefix_cache", b"no_prefix_cache", "policy", b"policy", "prompt", b"prompt", "resident_codec", b"resident_codec", "sampling", b"sampling", "session_id", b"session_id", "shadow", b"shadow", "stop", b"stop", "text", b"text", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_shadow", b"_shadow", "budget", b"budget", "chat", b"chat", "ignore_eos", b"ignore_eos", "max_new_tokens", b"max_new_tokens", "model", b"model", "no_prefix_cache", b"no_prefix_cache", "policy", b"policy", "prompt", b"prompt", "recall", b"recall", "resident_codec", b"resident_codec", "sampling", b"sampling", "session_id", b"session_id", "shadow", b"shadow", "stop", b"stop", "text", b"text", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__shadow: _TypeAlias = _typing.Literal["shadow"]  # noqa: Y015
     _WhichOneofArgType__shadow: _TypeAlias = _typing.Literal["_shadow", b"_shadow"]  # noqa: Y015
@@ -534,6 +543,9 @@ class CacheStatistics(_message.Message):
     SEGMENT_BYTES_FIELD_NUMBER: _builtins.int
     SEGMENTS_DROPPED_FIELD_NUMBER: _builtins.int
     SUSPENDED_BYTES_FIELD_NUMBER: _builtins.int
+    RECALLED_SLOTS_FIELD_NUMBER: _builtins.int
+    RECALLED_SECTIONS_FIELD_NUMBER: _builtins.int
+    RECALL_MISSES_FIELD_NUMBER: _builtins.int
     full_bytes: _builtins.int
     """Bytes that transformers' own cache would take, in the model's own number type: all tokens, in a sliding layer W - 1."""
     allocated_bytes: _builtins.int
@@ -558,9 +570,17 @@ class CacheStatistics(_message.Message):
     """Segments dropped because the queue was full or the manager was away."""
     suspended_bytes: _builtins.int
     """Bytes kept in the store for the next turn; 0 if nothing was kept."""
+    recalled_slots: _builtins.int
+    """Slots that were recalled, over all layers and KV heads."""
+    recalled_sections: _builtins.int
+    """Sections that they were chosen from."""
     @_builtins.property
     def prefill_stall(self) -> _duration_pb2.Duration:
         """Time that prefill waited for plans, in seconds."""
+
+    @_builtins.property
+    def recall_misses(self) -> _containers.RepeatedCompositeFieldContainer[_recall_pb2.RecallMiss]:
+        """What could not be recalled, by reason. Without any, equal requests get equal answers."""
 
     def __init__(
         self,
@@ -578,10 +598,13 @@ class CacheStatistics(_message.Message):
         segment_bytes: _builtins.int = ...,
         segments_dropped: _builtins.int = ...,
         suspended_bytes: _builtins.int = ...,
+        recalled_slots: _builtins.int = ...,
+        recalled_sections: _builtins.int = ...,
+        recall_misses: _abc.Iterable[_recall_pb2.RecallMiss] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["prefill_stall", b"prefill_stall"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["allocated_bytes", b"allocated_bytes", "evicted_slots", b"evicted_slots", "evictions", b"evictions", "full_16bit_bytes", b"full_16bit_bytes", "full_bytes", b"full_bytes", "mass_dropped", b"mass_dropped", "plans_local", b"plans_local", "plans_manager", b"plans_manager", "prefill_stall", b"prefill_stall", "segment_bytes", b"segment_bytes", "segments", b"segments", "segments_dropped", b"segments_dropped", "suspended_bytes", b"suspended_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["allocated_bytes", b"allocated_bytes", "evicted_slots", b"evicted_slots", "evictions", b"evictions", "full_16bit_bytes", b"full_16bit_bytes", "full_bytes", b"full_bytes", "mass_dropped", b"mass_dropped", "plans_local", b"plans_local", "plans_manager", b"plans_manager", "prefill_stall", b"prefill_stall", "recall_misses", b"recall_misses", "recalled_sections", b"recalled_sections", "recalled_slots", b"recalled_slots", "segment_bytes", b"segment_bytes", "segments", b"segments", "segments_dropped", b"segments_dropped", "suspended_bytes", b"suspended_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

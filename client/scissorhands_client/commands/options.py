@@ -107,6 +107,20 @@ _OPTIONS = (
         help="Take what the prompt begins with from the store if it was read before, and leave it there for others.",
     ),
     click.option(
+        "--recall",
+        type=click.FloatRange(0, 1, min_open=True),
+        metavar="SHARE",
+        help="Bring evicted tokens back where the end of the prompt asks for them: at most this share of the budget, "
+        "such as 0.25.",
+    ),
+    click.option(
+        "--recall-every",
+        type=click.IntRange(min=0),
+        default=0,
+        metavar="N",
+        help="Bring tokens back again after every N tokens of the answer; needs --recall.",
+    ),
+    click.option(
         "--shadow/--no-shadow",
         default=None,
         help="Compare the answer with what a full cache would have said; this takes a full cache's memory. Without "
@@ -139,9 +153,11 @@ def read_options(
     """Turn the values of the shared options, without ``server`` and ``timeout``, into the client's options.
 
     Raises:
-        click.UsageError: Parameters are given without a policy.
+        click.UsageError: Parameters are given without a policy, or when to recall without how much.
     """
     if parameters and policy is None:
         raise click.UsageError("--param needs --policy, whose numbers it overrides")
+    if others["recall_every"] and others["recall"] is None:
+        raise click.UsageError("--recall-every needs --recall, the share that may be brought back")
     chosen = None if policy is None else Policy.parse(policy, dict(parameters))
     return GenerateOptions(policy=chosen, stop=stop, **others)

@@ -56,6 +56,11 @@ def summary_table(result: Result) -> Table:
     table.add_row(
         "Segments", f"{cache.segments:,} offloaded ({decimal(cache.segment_bytes)}), {cache.segments_dropped:,} dropped"
     )
+    if cache.recalled_slots:
+        table.add_row("Recalled", f"{cache.recalled_slots:,} slots, chosen from {cache.recalled_sections:,} sections")
+    if cache.recall_misses:
+        missed = ", ".join(f"{count:,} {reason}" for reason, count in cache.recall_misses.items())
+        table.add_row("Not recalled", missed)
     if cache.suspended_bytes:
         table.add_row("Kept", f"{decimal(cache.suspended_bytes)} in the store, for the next turn")
     table.add_row("Speed", _speed(usage))

@@ -16,6 +16,7 @@ BUDGET_SOURCES = {
 }
 PLAN_RESULTS = ("computed", "refused", "shed", "failed", "cancelled")
 REFUSAL_REASONS = ("corrupt", "too_large", "store_unavailable", "store_full", "quota", "session_closed")
+RECALL_MISSES = ("absent", "corrupt", "mismatch", "no_summary")
 SUSPENSION_RESULTS = (
     "done",
     "conflict",
@@ -72,6 +73,12 @@ class ManagerMetrics:
         self.resumptions = counter("resumptions_total", "Rows to resume, by what became of it.", "result")
         self.suspended_bytes = counter("suspended_bytes_total", "Bytes of suspended rows stored.")
         self.resumed_bytes = counter("resumed_bytes_total", "Bytes of suspended rows given out.")
+        self.recalls = counter("recalls_total", "Times that segments were searched for what a row asks for.")
+        self.recall_misses = counter(
+            "recall_misses_total", "Segments that could not be searched or read for it, by reason.", "reason"
+        )
+        self.recall_sections = counter("recall_sections_total", "Sections given out to choose recalled slots from.")
+        self.recall_bytes = counter("recall_bytes_total", "Bytes of those sections.")
         self.prefix_loads = counter("prefix_loads_total", "Prefixes to give out, by what became of it.", "result")
         self.prefix_stores = counter("prefix_stores_total", "Prefixes to store, by what became of it.", "result")
         self.prefixes_broken = counter("prefixes_broken_total", "Stored prefixes deleted because they were not whole.")
@@ -101,6 +108,7 @@ class ManagerMetrics:
             (self.segments_refused, REFUSAL_REASONS),
             (self.suspensions, SUSPENSION_RESULTS),
             (self.resumptions, (*SUSPENSION_RESULTS, "new")),
+            (self.recall_misses, RECALL_MISSES),
             (self.prefix_loads, SUSPENSION_RESULTS),
             (self.prefix_stores, SUSPENSION_RESULTS),
             (self.store_errors, STORE_ERRORS),

@@ -16,6 +16,7 @@ from scissorhands_server.manager.janitor import Janitor
 from scissorhands_server.manager.metrics import SERVICE, ManagerMetrics
 from scissorhands_server.manager.planning import Planning
 from scissorhands_server.manager.prefixes import Prefixes
+from scissorhands_server.manager.recalls import Recalls
 from scissorhands_server.manager.segments import Segments
 from scissorhands_server.manager.servicer import CacheManagerServicer
 from scissorhands_server.manager.sessions import Sessions
@@ -99,10 +100,11 @@ async def _manager(settings: ManagerSettings, store_url: str, registry: Collecto
     streams = Admission("rows on their way", _MAX_STREAMS, settings.suspend_memory_bytes, _RETRY_SECONDS)
     suspension = Suspension(rows, space, settings, metrics, streams)
     prefixes = Prefixes(stored_prefixes, space, settings, metrics, streams)
+    recalls = Recalls(stored, settings, metrics)
     janitor = Janitor(store, space, metrics)
     upkeep = Upkeep(store, ledger, segments, janitor, settings.janitor_interval, metrics)
     host = GrpcHost([SERVICE.full_name], [StatusInterceptor((SERVICE.full_name,), metrics.call_ended)])
-    servicer = CacheManagerServicer(sessions, planning, segments, suspension, prefixes, time.time() - clock())
+    servicer = CacheManagerServicer(sessions, planning, segments, suspension, prefixes, recalls, time.time() - clock())
     cache_manager_pb2_grpc.add_CacheManagerServiceServicer_to_server(servicer, host.server)
     upkeep.start()
     try:

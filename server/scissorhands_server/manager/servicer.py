@@ -6,11 +6,12 @@ from typing import Any
 
 from scissorhands.errors import NotFoundError, StoreUnavailableError
 from scissorhands.ledger import SessionRecord
-from scissorhands.v1 import cache_manager_pb2, cache_manager_pb2_grpc, prefix_pb2, suspension_pb2
+from scissorhands.v1 import cache_manager_pb2, cache_manager_pb2_grpc, prefix_pb2, recall_pb2, suspension_pb2
 from scissorhands_server.manager.checks import check_quality, check_session_id
 from scissorhands_server.manager.encoding import measured_message, read_state, session_message
 from scissorhands_server.manager.planning import Planning
 from scissorhands_server.manager.prefixes import Prefixes
+from scissorhands_server.manager.recalls import Recalls
 from scissorhands_server.manager.segments import Segments
 from scissorhands_server.manager.sessions import Sessions
 from scissorhands_server.manager.suspension import Suspension
@@ -27,6 +28,7 @@ class CacheManagerServicer(cache_manager_pb2_grpc.CacheManagerServiceServicer):
         segments: Stores and reads segments.
         suspension: Suspends and resumes sessions.
         prefixes: Gives prefixes out and takes them in.
+        recalls: Searches segments.
         wall_offset: What to add to the ledger's clock to get seconds since 1970.
     """
 
@@ -37,6 +39,7 @@ class CacheManagerServicer(cache_manager_pb2_grpc.CacheManagerServiceServicer):
         segments: Segments,
         suspension: Suspension,
         prefixes: Prefixes,
+        recalls: Recalls,
         wall_offset: float,
     ) -> None:
         self._sessions = sessions
@@ -44,6 +47,7 @@ class CacheManagerServicer(cache_manager_pb2_grpc.CacheManagerServiceServicer):
         self._segments = segments
         self._suspension = suspension
         self._prefixes = prefixes
+        self._recalls = recalls
         self._wall_offset = wall_offset
 
     async def OpenSession(  # noqa: N802 - Named by the protocol.
@@ -101,6 +105,14 @@ class CacheManagerServicer(cache_manager_pb2_grpc.CacheManagerServiceServicer):
         del context
         async for chunk in self._segments.fetch(request):
             yield chunk
+
+    async def RecallSections(  # noqa: N802 - Named by the protocol.
+        self, request_iterator: AsyncIterator[recall_pb2.RecallSectionsRequest], context: Any
+    ) -> AsyncIterator[recall_pb2.RecallSectionsResponse]:
+        """Give out the sections that a row asks for."""
+        del context
+        async for response in self._recalls.recall(request_iterator):
+            yield response
 
     async def SuspendSession(  # noqa: N802 - Named by the protocol.
         self, request_iterator: AsyncIterator[suspension_pb2.SuspendSessionRequest], context: Any

@@ -60,6 +60,25 @@ class StoredSegments(Keeper):
             NotFoundError: There is no such segment.
             CorruptSegmentError: It fails a check, or is another session's.
         """
+        header, _ = await self._begin(session_id, epoch)
+        return header
+
+    async def summary(self, session_id: str, epoch: int) -> tuple[SegmentHeader, bytes, bytes]:
+        """Read and check a segment's header and its summary, which may be empty; raises as :meth:`header` does.
+
+        Returns:
+            The header, its bytes, and those of the summary.
+        """
+        header, data = await self._begin(session_id, epoch)
+        start, size = header.summary.offset, header.summary.size
+        summary = data[start : start + size]
+        if len(summary) < size:
+            summary += await self._read(session_id, epoch, start + len(summary), size - len(summary))
+        check_section(header.summary, summary)
+        return header, data[:start], summary
+
+    async def _begin(self, session_id: str, epoch: int) -> tuple[SegmentHeader, bytes]:
+        """Read what a segment begins with: its header, and as much behind it as comes along."""
         owner, page = self._owner(session_id), _page(epoch)
         data = await self._store.get_range(owner, page, 0, _FIRST_READ_BYTES)
         if not data:
@@ -70,7 +89,7 @@ class StoredSegments(Keeper):
         header = parse_header(data)
         if (header.identity.session_id, header.epoch) != (session_id, epoch):
             raise CorruptSegmentError(f"segment {epoch} of session {session_id} is another one")
-        return header
+        return header, data
 
     @staticmethod
     def most_held(header: SegmentHeader) -> int:
@@ -78,9 +97,8 @@ class StoredSegments(Keeper):
         return min(header.size, max([_READ_BYTES, *(section.size for section in header.sections)]))
 
     async def raw_header(self, session_id: str, epoch: int, header: SegmentHeader) -> bytes:
-        """Read the bytes of a header that has been checked."""
-        end = header.sections[0].offset if header.sections else header.size
-        return await self._read(session_id, epoch, 0, end)
+        """Read the bytes of a header that has been checked, and of the summary behind it."""
+        return await self._read(session_id, epoch, 0, header.summary.offset + header.summary.size)
 
     async def runs(
         self, session_id: str, epoch: int, wanted: list[Section]
@@ -112,7 +130,7 @@ class StoredSegments(Keeper):
         size = 0
         for epoch, stored in (await self.sizes(name)).items():
             try:
-                header = await self.header(name, epoch)
+                header, _, _ = await self.summary(name, epoch)
                 async with aclosing(self.runs(name, epoch, list(header.sections))) as runs:
                     async for _ in runs:
                         pass  # Each was checked before it came.

@@ -1,5 +1,7 @@
 """What a cache holds, and what an eviction adds to the figures of its task and of the worker."""
 
+import time
+
 from scissorhands.budget import HALF_BYTES
 from scissorhands.cache import ResidentCache
 from scissorhands.row import Eviction, Phase, PlanSource
@@ -16,6 +18,15 @@ def show_cache(cache: ResidentCache, metrics: WorkerMetrics) -> None:
     metrics.packed.set(cache.packed_bytes())
     metrics.full.set(sum(cache.shape.full_bytes(row.step) for row in rows))
     metrics.full_16bit.set(sum(cache.shape.full_bytes(row.step, HALF_BYTES) for row in rows))
+
+
+def count_stall(task: Task, metrics: WorkerMetrics) -> None:
+    """Count the time for which a prompt was held while its plan was on its way."""
+    if task.held_since:
+        held = time.monotonic() - task.held_since
+        task.statistics.prefill_stall += held
+        metrics.prefill_stall.inc(held)
+        task.held_since = 0.0
 
 
 def count_eviction(task: Task, eviction: Eviction, metrics: WorkerMetrics) -> None:

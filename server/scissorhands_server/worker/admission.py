@@ -40,7 +40,19 @@ def check(
         stop=check_stops(request.stop),
         ignore_eos=request.ignore_eos,
         shadow=request.shadow if request.HasField("shadow") else None,
+        recall_share=_recall_share(request),
+        recall_every=request.recall.every_tokens,
     )
+
+
+def _recall_share(request: generation_pb2.GenerateRequest) -> float:
+    """Return the share that may be recalled at once; 0 if nothing is to be."""
+    if not request.HasField("recall"):
+        return 0.0
+    share = request.recall.share
+    if not 0 < share <= 1:  # True for NaN too.
+        raise InvalidRequestError("recall.share", f"must be above 0 and at most 1, got {share:g}")
+    return share
 
 
 def requested_policy(request: generation_pb2.GenerateRequest, default: PolicyRequest) -> PolicyRequest:

@@ -18,11 +18,12 @@ from scissorhands.cache import ResidentCache
 from scissorhands.errors import CapacityError, EngineError, ScissorhandsError, StoppingError
 from scissorhands.row import Eviction, Row
 from scissorhands.step import ModelStep
-from scissorhands_server.worker.accounting import count_eviction, show_cache
+from scissorhands_server.worker.accounting import count_eviction, count_stall, show_cache
 from scissorhands_server.worker.loading import LoadedModel
 from scissorhands_server.worker.metrics import WorkerMetrics
 from scissorhands_server.worker.offload import Offloader
 from scissorhands_server.worker.planner import RemotePlanner
+from scissorhands_server.worker.recalls import Recalls
 from scissorhands_server.worker.shadows import Shadows
 from scissorhands_server.worker.task import Failed, Finished, Progress, Rest, Task, Token
 
@@ -49,6 +50,7 @@ class Engine:
         new_cache: Makes what rows live in.
         planner: Whom the cache asks for plans; None if nobody.
         offloader: What becomes of evicted slots; None drops them.
+        recalls: Brings evicted slots back.
         shadows: Full caches that answers are compared with.
         metrics: The worker's metrics.
         rows: Tasks that run at once.
@@ -63,6 +65,7 @@ class Engine:
         new_cache: Callable[[], ResidentCache],
         planner: RemotePlanner | None,
         offloader: Offloader | None,
+        recalls: Recalls,
         shadows: Shadows,
         metrics: WorkerMetrics,
         *,
@@ -77,6 +80,7 @@ class Engine:
         self._cache = new_cache()
         self._planner = planner
         self._offloader = offloader
+        self._recalls = recalls
         self._shadows = shadows
         self._metrics = metrics
         self._max_rows = rows
@@ -202,9 +206,8 @@ class Engine:
                 task = self._waiting.popleft()
                 self._running.append(task)
             with self._guard([task]):
-                request = task.request
                 # The last token is chosen, but never appended.
-                limit = len(request.prompt) + request.max_new_tokens - 1
+                limit = len(task.request.prompt) + task.request.max_new_tokens - 1
                 task.row = self._cache.add_row(task.grant, task.session_id, limit)
                 task.started = time.monotonic()
                 self._metrics.queue_time.observe(task.started - task.arrived)
@@ -214,7 +217,8 @@ class Engine:
 
     def _prefill_chunk(self) -> None:
         """Read one chunk of the prompt that has waited longest, unless rows can decode until its plan comes."""
-        task = next((task for task in self._running if not task.prefilled), None)
+        unread = [task for task in self._running if not task.prefilled]
+        task = next((task for task in unread if not task.held), unread[0] if unread else None)
         if task is None:
             return
         with self._guard([task]):
@@ -224,8 +228,11 @@ class Engine:
             if self._awaits_plan(row, tokens):
                 task.held_since = task.held_since or time.monotonic()
                 return
-            self._release(task)
+            count_stall(task, self._metrics)
             self._evicted(task, self._cache.prepare_prefill(row, tokens, self._plan_deadline))
+            tokens = self._recalls.part_of(task, tokens, remaining)
+            if tokens == remaining and self._recalls.holds(self._cache, task, tokens, self._running):
+                return
             began = time.monotonic()
             logits = self._step([row], [task.ids[row.step : row.step + tokens]])
             if task.prefix:
@@ -239,14 +246,6 @@ class Engine:
                 # The plan of the next chunk comes while others decode.
                 self._awaits_plan(row, row.next_chunk(remaining - tokens))
 
-    def _release(self, task: Task) -> None:
-        """Count the time for which a prompt was held while its plan was on its way."""
-        if task.held_since:
-            held = time.monotonic() - task.held_since
-            task.statistics.prefill_stall += held
-            self._metrics.prefill_stall.inc(held)
-            task.held_since = 0.0
-
     def _awaits_plan(self, row: Row, tokens: int) -> bool:
         """Whether the plan that a chunk needs is on its way while other rows can decode, which must not wait for it."""
         if self._planner is None or row.slack >= tokens or not self._decoding():
@@ -256,11 +255,13 @@ class Engine:
 
     def _decode(self) -> None:
         """Decode one token of every row whose prompt has been read."""
-        began = time.monotonic()
+        began, held = time.monotonic(), []
         for task in self._decoding():
             with self._guard([task]):
                 self._evicted(task, self._cache.prepare_decode(task.seat))
-        batch = self._decoding()
+                if task.recalls_next and self._recalls.holds(self._cache, task, 1, self._running):
+                    held.append(task)
+        batch = [task for task in self._decoding() if task not in held]
         if not batch:
             return
         rows = [task.seat for task in batch]
@@ -289,7 +290,6 @@ class Engine:
 
     def _accept(self, task: Task, logits: torch.Tensor) -> None:
         """Choose a task's next token and end the task if it was the last."""
-        request = task.request
         self._shadows.hold(task, logits)
         token = task.sampler.next(logits, task.ids)
         task.ids.append(token)
@@ -301,7 +301,7 @@ class Engine:
             self._metrics.inter_token_latency.observe(now - task.last_token)
         task.last_token = now
         self._metrics.generated_tokens.inc()
-        if token in self._eos_ids and not request.ignore_eos:
+        if token in self._eos_ids and not task.request.ignore_eos:
             task.emit(Token(token, ""))
             self._finish(task, Finished("eos", ""), task.text.finish())
             return
@@ -309,7 +309,7 @@ class Engine:
         task.emit(Token(token, delta.text))
         if delta.stop is not None:
             self._finish(task, Finished("stop", delta.stop), "")
-        elif task.generated >= request.max_new_tokens:
+        elif task.generated >= task.request.max_new_tokens:
             self._finish(task, Finished("length", ""), task.text.finish())
 
     def _evicted(self, task: Task, eviction: Eviction | None) -> None:
@@ -385,6 +385,8 @@ class Engine:
             except Exception as error:  # A boundary: rows may have moved in some layers and not in others.
                 raise _BrokenCacheError from error
             task.row = None
+        if task.recall:
+            task.recall.drop()
         if self._planner:
             self._planner.forget(task.session_id)
         with self._work:

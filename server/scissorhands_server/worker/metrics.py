@@ -6,6 +6,7 @@ from scissorhands.policies import POLICIES
 from scissorhands.row import Phase, PlanSource
 from scissorhands_server.worker.prefix_metrics import PrefixMetrics
 from scissorhands_server.worker.quality import ShadowResult
+from scissorhands_server.worker.recall_metrics import RecallMetrics
 from scissorhands_server.worker.suspension_metrics import SuspensionMetrics
 
 RESULTS = ("eos", "stop", "length", "cancelled", "refused", "overloaded", "error")
@@ -89,6 +90,7 @@ class WorkerMetrics:
         self.step = histogram("step_seconds", "One decode step of all running rows.")
         self.suspension = SuspensionMetrics(registry)
         self.prefix = PrefixMetrics(registry)
+        self.recall = RecallMetrics(registry)
         self.model_name = model_name
         self.queue_capacity.set(queue)
         self.rows_capacity.set(rows)

@@ -4,12 +4,13 @@ import logging
 from typing import Protocol
 
 from scissorhands.archive import encode_segment
-from scissorhands.codec import get_codec
+from scissorhands.codec import Codec, get_codec
 from scissorhands.errors import InvalidRequestError
 from scissorhands.formats import EXACT
 from scissorhands.grant import codecs_text, grant_text, slots_text
 from scissorhands.row import Eviction
 from scissorhands.segment import SegmentIdentity
+from scissorhands.swap import Swap
 from scissorhands_server.worker.loading import LoadedModel
 from scissorhands_server.worker.metrics import WorkerMetrics
 from scissorhands_server.worker.resident import resident_version
@@ -47,8 +48,8 @@ class Offloader:
         self._sink = sink
         self._metrics = metrics
 
-    def offload(self, task: Task, eviction: Eviction) -> None:
-        """Encode and queue one eviction's slots; called from the engine's thread, never waits."""
+    def offload(self, task: Task, eviction: Eviction | Swap) -> None:
+        """Encode and queue the slots of one eviction or swap; called from the engine's thread, never waits."""
         if not task.codec:
             return
         segment = self._encode(task, eviction) if self._sink.accepting else b""
@@ -56,29 +57,56 @@ class Offloader:
             task.statistics.segments += 1
             task.statistics.segment_bytes += len(segment)
         else:
+            if task.recall:
+                task.recall.unsent.add(eviction.epoch)
             task.statistics.segments_dropped += 1
             self._metrics.segments.labels("dropped").inc()
             self._metrics.segment_bytes.labels("dropped").inc(len(segment))
 
-    def _encode(self, task: Task, eviction: Eviction) -> bytes:
+    def identity(self, task: Task, tokens: str) -> SegmentIdentity:
+        """Return the identity of a task's segments.
+
+        Args:
+            task: The task.
+            tokens: Hex digest of all token ids up to the segment's step.
+
+        Raises:
+            InvalidRequestError: This worker lacks the codec.
+        """
+        packed = bool(task.grant.codecs)
+        codec = self._codec(task)
+        return SegmentIdentity(
+            model=self._info.fingerprint,
+            tokenizer=self._info.tokenizer_fingerprint,
+            dtype=self._info.dtype,
+            policy=grant_text(task.grant),
+            layer_slots=slots_text(task.grant),
+            codec=codecs_text(task.grant) if packed else codec.name,
+            codec_version=resident_version(task.grant, self._statistics) if packed else codec.version,
+            tokens=tokens,
+            tenant=DEFAULT_TENANT,
+            session_id=task.session_id,
+        )
+
+    def _codec(self, task: Task) -> Codec:
+        # What is resident packed is stored as it is, whatever evicted slots are archived in.
+        return get_codec(EXACT if task.grant.codecs else task.codec, self._info.head_dim)
+
+    def _encode(self, task: Task, eviction: Eviction | Swap) -> bytes:
         try:
-            # What is resident packed is stored as it is, whatever evicted slots are archived in.
-            packed = bool(task.grant.codecs)
-            codec = get_codec(EXACT if packed else task.codec, self._info.head_dim)
-            identity = SegmentIdentity(
-                model=self._info.fingerprint,
-                tokenizer=self._info.tokenizer_fingerprint,
-                dtype=self._info.dtype,
-                policy=grant_text(task.grant),
-                layer_slots=slots_text(task.grant),
-                codec=codecs_text(task.grant) if packed else codec.name,
-                codec_version=resident_version(task.grant, self._statistics) if packed else codec.version,
-                tokens=task.token_digest(eviction.step),
-                tenant=DEFAULT_TENANT,
-                session_id=task.session_id,
+            identity = self.identity(task, task.token_digest(eviction.step))
+            # Only who recalls looks at summaries.
+            keys = eviction.exact_keys() if task.recall else None
+            return encode_segment(
+                identity,
+                eviction.epoch,
+                eviction.step,
+                eviction.layers,
+                self._codec(task),
+                self._info.head_dim,
+                self._info.kv_heads,
+                keys,
             )
-            head_dim, kv_heads = self._info.head_dim, self._info.kv_heads
-            return encode_segment(identity, eviction.epoch, eviction.step, eviction.layers, codec, head_dim, kv_heads)
         except InvalidRequestError as error:
             # The manager may grant a codec that this worker lacks, and numbers that are not finite cannot be stored;
             # the answer goes on without its archive.

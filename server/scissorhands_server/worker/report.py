@@ -3,7 +3,7 @@
 from google.protobuf import duration_pb2
 
 from scissorhands.budget import HALF_BYTES, ModelShape
-from scissorhands.v1 import generation_pb2
+from scissorhands.v1 import generation_pb2, recall_pb2
 from scissorhands_server.worker.task import Finished, Task
 
 _REASONS = {
@@ -44,6 +44,12 @@ def finish_message(task: Task, finished: Finished, shape: ModelShape) -> generat
             segment_bytes=done.segment_bytes,
             segments_dropped=done.segments_dropped,
             suspended_bytes=task.turn.stored_bytes if task.turn else 0,
+            recalled_slots=task.recall.slots if task.recall else 0,
+            recalled_sections=task.recall.sections if task.recall else 0,
+            recall_misses=[
+                recall_pb2.RecallMiss(reason=reason, count=count)
+                for reason, count in sorted((task.recall.misses if task.recall else {}).items())
+            ],
         ),
         quality=task.quality.message(),
     )

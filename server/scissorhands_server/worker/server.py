@@ -26,6 +26,8 @@ from scissorhands_server.worker.metrics import WorkerMetrics
 from scissorhands_server.worker.offload import Offloader
 from scissorhands_server.worker.planner import RemotePlanner
 from scissorhands_server.worker.prefixes import Prefixes
+from scissorhands_server.worker.recall_source import RecallSource
+from scissorhands_server.worker.recalls import Recalls
 from scissorhands_server.worker.service import GenerationHost
 from scissorhands_server.worker.servicer import GenerationServicer
 from scissorhands_server.worker.settings import WorkerSettings
@@ -92,11 +94,18 @@ class Worker:
             ResidentCache, model_shape(loaded.info), model.dtype, model.device, planner, loaded.statistics
         )
         limits = ShadowLimits(settings.shadow_bytes, settings.shadow_load, settings.shadow_patience)
+        offloader = Offloader(loaded, self._uploader, metrics) if self._uploader else None
+        source = (
+            RecallSource(loaded.info, self._link, self._uploader, loop, settings.recall_deadline, settings.recall_bytes)
+            if self._link and self._uploader
+            else None
+        )
         self._engine = Engine(
             loaded,
             new_cache,
             planner,
-            Offloader(loaded, self._uploader, metrics) if self._uploader else None,
+            offloader,
+            Recalls(ModelStep(model), source, offloader, metrics.recall, settings.recall_deadline),
             Shadows(ModelStep(model), new_cache, loaded.info.vocabulary, metrics, limits),
             metrics,
             rows=settings.rows,

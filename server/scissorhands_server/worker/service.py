@@ -27,6 +27,7 @@ from scissorhands_server.worker.link import ManagerLink
 from scissorhands_server.worker.loading import LoadedModel
 from scissorhands_server.worker.metrics import WorkerMetrics
 from scissorhands_server.worker.prefixes import Prefixes
+from scissorhands_server.worker.recalling import Recalling
 from scissorhands_server.worker.report import finish_message
 from scissorhands_server.worker.resident import check_default, check_resident
 from scissorhands_server.worker.sampling import Sampler
@@ -132,7 +133,8 @@ class GenerationHost:
         )
         task, granted = await self._task(request, checked, arrived)
         # What follows a resumed row was not read in chunks, so it is no prefix of anything.
-        if self._prefixes and not request.no_prefix_cache and not (task.turn and task.turn.resumed):
+        # And what a prefix has evicted is in no archive of this session.
+        if self._prefixes and not request.no_prefix_cache and not task.recall and not (task.turn and task.turn.resumed):
             try:
                 task.prefix = await self._prefixes.find(task.grant, checked.prompt)
             except BaseException:
@@ -197,6 +199,7 @@ class GenerationHost:
             arrived=arrived,
             shadowed=shadowed if checked.shadow is None else checked.shadow,
             turn=turn,
+            recall=Recalling(checked.recall_share, checked.recall_every) if checked.recall_share else None,
         )
         return task, granted
 

@@ -85,6 +85,12 @@ class WorkerSettings(ServerSettings):
         ge=0,
         description="How many times faster than reading a prefix loading it must be, as measured; 0 always loads.",
     )
+    recall_deadline: float = Field(
+        default=1.0, gt=0, le=60, description="The most that a recall may hold its row, in seconds."
+    )
+    recall_bytes: int = Field(
+        default=256 << 20, ge=1, description="The most bytes of evicted slots that one recall may look at."
+    )
     shadow_share: float = Field(
         default=0.0, ge=0, le=1, description="Share of requests whose answers are compared with a full cache's."
     )

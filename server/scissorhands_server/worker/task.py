@@ -10,6 +10,7 @@ from scissorhands.errors import EngineError, ScissorhandsError
 from scissorhands.row import Row
 from scissorhands_server.worker.prefix import Prefix
 from scissorhands_server.worker.quality import Quality
+from scissorhands_server.worker.recalling import Recalling
 from scissorhands_server.worker.sampling import Sampler, SamplingParameters
 from scissorhands_server.worker.text import TextStream
 from scissorhands_server.worker.turn import Turn
@@ -26,6 +27,8 @@ class GenerationRequest:
         stop: Stop strings.
         ignore_eos: Whether to continue past end-of-sequence tokens.
         shadow: Whether to compare the answer with a full cache's; None leaves it to the worker.
+        recall_share: Share of each head's budget that may be recalled at once; 0 recalls nothing.
+        recall_every: Tokens of the answer from one recall to the next; 0 recalls at the prompt's end only.
     """
 
     prompt: tuple[int, ...]
@@ -34,6 +37,8 @@ class GenerationRequest:
     stop: tuple[str, ...]
     ignore_eos: bool
     shadow: bool | None = None
+    recall_share: float = 0.0
+    recall_every: int = 0
 
 
 @dataclass(frozen=True)
@@ -111,6 +116,7 @@ class Task:
     shadowed: bool = False
     turn: Turn | None = None
     prefix: Prefix | None = None
+    recall: Recalling | None = None
     events: "asyncio.Queue[Event]" = field(default_factory=asyncio.Queue)
     cancelled: bool = False
     row: Row | None = None
@@ -142,6 +148,16 @@ class Task:
         """Keep the row, as far as it has come, for the next turn of its session; from the engine's thread."""
         if self.turn and self.row and self.row.step and not self.cancelled:
             self.turn.save(self.row, self.ids)
+
+    @property
+    def held(self) -> bool:
+        """Whether what it recalls is on its way."""
+        return self.recall is not None and self.recall.waits
+
+    @property
+    def recalls_next(self) -> bool:
+        """Whether it recalls before its next token is decoded."""
+        return self.recall is not None and self.recall.every > 0 and self.generated % self.recall.every == 0
 
     @property
     def seat(self) -> Row:

@@ -71,6 +71,7 @@ class Uploader:
         self._lock = threading.Lock()
         self._wake = asyncio.Event()
         self._drained = asyncio.Event()
+        self._moved = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -102,6 +103,17 @@ class Uploader:
             self._count(len(segment))
         self._notify()
         return True
+
+    async def sent(self, session_id: str) -> None:
+        """Wait until no segment of a session waits, stored or dropped; the caller sets the deadline."""
+        while self._waiting(session_id):
+            self._moved.clear()
+            if self._waiting(session_id):
+                await self._moved.wait()
+
+    def _waiting(self, session_id: str) -> bool:
+        with self._lock:
+            return any(item.session.session_id == session_id for item in self._staged)
 
     def end(
         self, session_id: str, *, discard: bool, quality: quality_pb2.Quality | None = None, fence: int = 0
@@ -214,6 +226,7 @@ class Uploader:
                     self._count(-len(item.data))
                     metrics.segments.labels("offloaded").inc()
                     metrics.segment_bytes.labels("offloaded").inc(len(item.data))
+        self._moved.set()
 
     def _dropped(self, item: StagedSegment) -> None:
         self._count(-len(item.data))
