@@ -375,6 +375,12 @@ ROWS: tuple[tuple[str, tuple[Graph | Light, ...]], ...] = (
                 units.Seconds,
                 (*_quantiles(f"{WORKER}prefix_lookup_seconds"), _rate(f"{WORKER}prefix_saved_seconds_total")),
             ),
+            Graph(
+                "Recalls",
+                "Times that rows asked for evicted slots, and segments that were missed, per second.",
+                units.Short,
+                (_busy(_rate(f"{WORKER}recalls_total", "result")), _rate(f"{WORKER}recall_misses_total", "reason")),
+            ),
         ),
     ),
     (

@@ -216,9 +216,8 @@ class Engine:
                     self._shadows.begin(task)
 
     def _prefill_chunk(self) -> None:
-        """Read one chunk of the prompt that has waited longest, unless rows can decode until its plan comes."""
-        unread = [task for task in self._running if not task.prefilled]
-        task = next((task for task in unread if not task.held), unread[0] if unread else None)
+        """Read a chunk of the prompt that waits longest and is not held, unless rows can decode until its plan comes."""
+        task = min((task for task in self._running if not task.prefilled), key=lambda task: task.held, default=None)
         if task is None:
             return
         with self._guard([task]):
