@@ -3,8 +3,6 @@
 A section is seen as **blocks** of 16 successive slots, its last one shorter. Of a block's keys the summary keeps four
 centroids with their counts: what a query would give the block is estimated as if every key were its centroid. Louver
 (arXiv 2605.06763) summarizes keys by centroids too; Quest (arXiv 2406.10774), by their smallest and largest elements.
-``benchmarks/recall_summaries.py`` compares them by what they find for their bytes: centroids of four bits find as much
-as the keys themselves.
 
 The parts follow one another, each for all sections in the order of the segment's table, little-endian::
 

@@ -14,7 +14,7 @@ from scissorhands.evaluation.recalling import Recall, Recaller
 from scissorhands.evaluation.sizes import Sizes, sizes_of
 from scissorhands.evaluation.texts import Tokens
 from scissorhands.probe import model_shape
-from scissorhands.recall import ROUNDS
+from scissorhands.recall import ROUNDS, last_tokens
 from scissorhands.row import Eviction
 from scissorhands.step import ModelStep
 
@@ -47,7 +47,9 @@ class Decoder:
         # The last token is chosen, but never appended.
         self._rows = [self._cache.add_row(grant, limit=len(prompt) + new_tokens - 1) for prompt in prompts]
         self._appended = 0
-        self._last = recall.last if recall else 0
+        shape = self._cache.shape
+        most = last_tokens(shape.layers, len(shape.global_layers))
+        self._last = min(recall.last, most) if recall else 0
         self._every = recall.every if recall else 0
         self.recallers = [Recaller(self._step, self._cache, row, recall) for row in self._rows] if recall else []
 

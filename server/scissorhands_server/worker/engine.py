@@ -216,7 +216,7 @@ class Engine:
                     self._shadows.begin(task)
 
     def _prefill_chunk(self) -> None:
-        """Read a chunk of the prompt that waits longest and is not held, unless rows can decode until its plan comes."""
+        """Read a chunk of the prompt that waits longest and is not held, unless rows can decode till its plan comes."""
         task = min((task for task in self._running if not task.prefilled), key=lambda task: task.held, default=None)
         if task is None:
             return
