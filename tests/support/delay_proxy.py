@@ -1,8 +1,11 @@
-"""A TCP proxy that makes another server seem farther away."""
+"""A TCP proxy that makes another server seem farther away, behind a narrower line."""
 
 import asyncio
 from contextlib import suppress
 from typing import Self
+
+# Of up to 64 KiB, on their way in one direction of a connection.
+_PIECES = 64
 
 
 class DelayProxy:
@@ -10,12 +13,14 @@ class DelayProxy:
 
     Args:
         port: The port to forward to.
-        delay: How late each direction is, in seconds.
+        delay: How late each direction is, in seconds. May be changed at any time.
+        rate: The most that each direction of a connection carries, in bytes a second; None carries all. Like delay.
     """
 
-    def __init__(self, port: int, delay: float) -> None:
+    def __init__(self, port: int, delay: float, rate: float | None = None) -> None:
         self._target = port
-        self._delay = delay
+        self.delay = delay
+        self.rate = rate
         self._tasks: set[asyncio.Task[None]] = set()
         self.port = 0
 
@@ -39,30 +44,33 @@ class DelayProxy:
 
     async def _forward(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
         """Keep the order and the pace, but let everything arrive late."""
-        loop = asyncio.get_running_loop()
-        late: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue()
+        # Bounded, so that whoever sends notices when the line is full.
+        late: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(_PIECES)
+        with suppress(ConnectionError):
+            try:
+                async with asyncio.TaskGroup() as group:
+                    group.create_task(self._receive(source, late))
+                    group.create_task(self._deliver(late, sink))
+            except ExceptionGroup as failures:
+                # One end is gone, and takes the other along.
+                raise failures.exceptions[0] from None
+            finally:
+                # A connection left open would hold up the other server's stop.
+                sink.close()
 
-        async def deliver() -> None:
-            while True:
-                due, data = await late.get()
-                await asyncio.sleep(max(0.0, due - loop.time()))
-                if not data:
-                    sink.close()
-                    return
-                sink.write(data)
-                await sink.drain()
+    async def _receive(self, source: asyncio.StreamReader, late: "asyncio.Queue[tuple[float, bytes]]") -> None:
+        now = asyncio.get_running_loop().time
+        data = b"begin"
+        while data:
+            data = await source.read(65536)
+            await late.put((now() + self.delay, data))
 
-        delivery = asyncio.create_task(deliver())
-        try:
-            while data := await source.read(65536):
-                late.put_nowait((loop.time() + self._delay, data))
-            late.put_nowait((loop.time() + self._delay, b""))
-            await delivery
-        except ConnectionError:
-            pass
-        finally:
-            # A connection left open would hold up the other server's stop.
-            sink.close()
-            delivery.cancel()
-            with suppress(asyncio.CancelledError, ConnectionError):
-                await delivery
+    async def _deliver(self, late: "asyncio.Queue[tuple[float, bytes]]", sink: asyncio.StreamWriter) -> None:
+        now = asyncio.get_running_loop().time
+        while True:
+            due, data = await late.get()
+            if not data:
+                return
+            await asyncio.sleep(max(0.0, due - now()) + (len(data) / self.rate if self.rate else 0))
+            sink.write(data)
+            await sink.drain()
