@@ -1,8 +1,8 @@
 """The C library's heap: blocks of megabytes are kept for the next of their kind.
 
 glibc gives freed memory back as soon as some megabytes are free, so every part of a row, and every intermediate result
-of a chunk, begins with a page fault for each of its 4 KiB. ``python -m benchmarks.heap`` measures what it brings to keep
-it.
+of a chunk, begins with a page fault for each of its 4 KiB. ``python -m benchmarks.heap`` measures what keeping
+it brings.
 """
 
 import ctypes
