@@ -34,6 +34,7 @@ from scissorhands_client.records import (
     SessionState,
     SuspendedRow,
 )
+from scissorhands_client.stored import GarbageItem, Resumable, StoredObject, StoredTotal, StoreState, VerifiedObject
 from scissorhands_client.types import (
     Accepted,
     BudgetSource,
@@ -73,6 +74,7 @@ __all__ = [
     "FieldViolation",
     "Finish",
     "FinishReason",
+    "GarbageItem",
     "GenerateOptions",
     "GenerateStream",
     "Grant",
@@ -89,6 +91,7 @@ __all__ = [
     "Quality",
     "RequestCancelledError",
     "Result",
+    "Resumable",
     "SegmentInfo",
     "ServedModel",
     "ServerError",
@@ -97,7 +100,11 @@ __all__ = [
     "SessionConflictError",
     "SessionState",
     "ShadowResult",
+    "StoreState",
+    "StoredObject",
+    "StoredTotal",
     "SuspendedRow",
     "TokenIds",
     "Usage",
+    "VerifiedObject",
 ]

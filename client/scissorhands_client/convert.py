@@ -19,6 +19,7 @@ from scissorhands_client.records import (
     SessionState,
     SuspendedRow,
 )
+from scissorhands_client.stored import read_object
 from scissorhands_client.types import (
     Accepted,
     BudgetSource,
@@ -55,6 +56,7 @@ _SESSION_STATES = {
     cache_manager_pb2.SESSION_STATE_OPEN: SessionState.OPEN,
     cache_manager_pb2.SESSION_STATE_CLOSED: SessionState.CLOSED,
     cache_manager_pb2.SESSION_STATE_EXPIRED: SessionState.EXPIRED,
+    cache_manager_pb2.SESSION_STATE_STORED: SessionState.STORED,
 }
 _STATE_NUMBERS: dict[SessionState | None, cache_manager_pb2.SessionState.ValueType] = {
     state: number for number, state in _SESSION_STATES.items()
@@ -153,8 +155,8 @@ def read_session(message: cache_manager_pb2.Session) -> Session:
         policy=_read_policy(spec.policy) if spec.HasField("policy") else None,
         grant=_read_grant(spec.grant) if spec.HasField("grant") else None,
         state=_SESSION_STATES.get(message.state, SessionState.UNSPECIFIED),
-        open_time=message.open_time.ToDatetime(UTC),
-        lease_end_time=message.lease_end_time.ToDatetime(UTC),
+        open_time=message.open_time.ToDatetime(UTC) if message.HasField("open_time") else None,
+        lease_end_time=message.lease_end_time.ToDatetime(UTC) if message.HasField("lease_end_time") else None,
         evictions=message.evictions,
         evicted_slots=message.evicted_slots,
         resident_slots=message.resident_slots,
@@ -169,11 +171,12 @@ def read_session(message: cache_manager_pb2.Session) -> Session:
         segment_bytes=message.segment_bytes,
         quality=read_quality(message.quality) if message.HasField("quality") else None,
         suspended=_read_suspended(message.suspended) if message.HasField("suspended") else None,
+        stored=tuple(map(read_object, message.stored)),
     )
 
 
 def _read_suspended(message: suspension_pb2.SuspendedRow) -> SuspendedRow:
-    return SuspendedRow(message.step, message.size_bytes)
+    return SuspendedRow(message.step, message.size_bytes, message.paused)
 
 
 def list_request(state: SessionState | None, page_size: int, page_token: str) -> cache_manager_pb2.ListSessionsRequest:

@@ -5,15 +5,30 @@ from types import TracebackType
 from typing import Self
 
 import grpc
+from google.protobuf.duration_pb2 import Duration
 
-from scissorhands.v1 import cache_manager_pb2, cache_manager_pb2_grpc, suspension_pb2
+from scissorhands.v1 import cache_manager_pb2, cache_manager_pb2_grpc, store_pb2, suspension_pb2
 from scissorhands_client import channel
 from scissorhands_client.convert import list_request, read_measured, read_session
 from scissorhands_client.errors import from_rpc_error
 from scissorhands_client.records import MeasuredProfile, Session, SessionState
+from scissorhands_client.stored import (
+    GarbageItem,
+    Resumable,
+    StoredObject,
+    StoreState,
+    VerifiedObject,
+    read_garbage,
+    read_object,
+    read_resumable,
+    read_store,
+    read_verified,
+)
 
 # Sessions of one page.
 _PAGE = 100
+# How long looking at all of a store may take, in seconds.
+STORE_TIMEOUT = 600.0
 
 
 class ManagerClient:
@@ -68,6 +83,83 @@ class ManagerClient:
         request = suspension_pb2.DeleteSessionRequest(session_id=session_id)
         try:
             return self._stub.DeleteSession(request, timeout=self._timeout).deleted
+        except grpc.RpcError as error:
+            raise from_rpc_error(error) from error
+
+    def pause_session(self, session_id: str) -> StoredObject:
+        """Let no turn of a suspended session begin, and keep its row; return the row.
+
+        Raises:
+            NotFoundError: Nothing is stored of it.
+            SessionConflictError: A turn runs.
+            ClientError: The call failed.
+        """
+        request = store_pb2.PauseSessionRequest(session_id=session_id)
+        try:
+            response = self._stub.PauseSession(request, timeout=self._timeout)
+        except grpc.RpcError as error:
+            raise from_rpc_error(error) from error
+        return read_object(response.row)
+
+    def unpause_session(self, session_id: str) -> Resumable:
+        """Check a session's row, let turns begin again, and return what the next one will find.
+
+        Raises:
+            ClientError: The call failed.
+        """
+        request = store_pb2.UnpauseSessionRequest(session_id=session_id)
+        try:
+            return read_resumable(self._stub.UnpauseSession(request, timeout=self._timeout))
+        except grpc.RpcError as error:
+            raise from_rpc_error(error) from error
+
+    def get_store(self) -> StoreState:
+        """Return what lies in the store, and what bounds it.
+
+        Raises:
+            ClientError: The call failed.
+        """
+        try:
+            return read_store(self._stub.GetStore(store_pb2.GetStoreRequest(), timeout=self._timeout))
+        except grpc.RpcError as error:
+            raise from_rpc_error(error) from error
+
+    def collect_garbage(self, *, dry_run: bool = False, timeout: float = STORE_TIMEOUT) -> Iterator[GarbageItem]:
+        """Mend and trim the store, and yield what is done, or would be.
+
+        Args:
+            dry_run: Change nothing.
+            timeout: How long it may take, in seconds.
+
+        Raises:
+            ClientError: The call failed.
+        """
+        request = store_pb2.CollectGarbageRequest(dry_run=dry_run)
+        try:
+            for message in self._stub.CollectGarbage(request, timeout=channel.checked_timeout(timeout)):
+                yield read_garbage(message)
+        except grpc.RpcError as error:
+            raise from_rpc_error(error) from error
+
+    def verify_store(
+        self, *, delete: bool = False, object_timeout: float = 60.0, timeout: float = STORE_TIMEOUT
+    ) -> Iterator[VerifiedObject]:
+        """Have every object read and every checksum checked, and yield each object.
+
+        Args:
+            delete: Delete those that are not whole.
+            object_timeout: How long reading one may take, in seconds.
+            timeout: How long all may take, in seconds.
+
+        Raises:
+            ClientError: The call failed.
+        """
+        limit = Duration()
+        limit.FromNanoseconds(round(channel.checked_timeout(object_timeout) * 1e9))
+        request = store_pb2.VerifyStoreRequest(delete_broken=delete, object_timeout=limit)
+        try:
+            for message in self._stub.VerifyStore(request, timeout=channel.checked_timeout(timeout)):
+                yield read_verified(message)
         except grpc.RpcError as error:
             raise from_rpc_error(error) from error
 
@@ -162,6 +254,92 @@ class AsyncManagerClient:
         request = suspension_pb2.DeleteSessionRequest(session_id=session_id)
         try:
             return (await self._stub.DeleteSession(request, timeout=self._timeout)).deleted
+        except grpc.RpcError as error:
+            raise from_rpc_error(error) from error
+
+    async def pause_session(self, session_id: str) -> StoredObject:
+        """Let no turn of a suspended session begin, and keep its row; return the row.
+
+        Raises:
+            NotFoundError: Nothing is stored of it.
+            SessionConflictError: A turn runs.
+            ClientError: The call failed.
+        """
+        request = store_pb2.PauseSessionRequest(session_id=session_id)
+        try:
+            response = await self._stub.PauseSession(request, timeout=self._timeout)
+        except grpc.RpcError as error:
+            raise from_rpc_error(error) from error
+        return read_object(response.row)
+
+    async def unpause_session(self, session_id: str) -> Resumable:
+        """Check a session's row, let turns begin again, and return what the next one will find.
+
+        Raises:
+            ClientError: The call failed.
+        """
+        request = store_pb2.UnpauseSessionRequest(session_id=session_id)
+        try:
+            return read_resumable(await self._stub.UnpauseSession(request, timeout=self._timeout))
+        except grpc.RpcError as error:
+            raise from_rpc_error(error) from error
+
+    async def get_store(self) -> StoreState:
+        """Return what lies in the store, and what bounds it.
+
+        Raises:
+            ClientError: The call failed.
+        """
+        try:
+            return read_store(await self._stub.GetStore(store_pb2.GetStoreRequest(), timeout=self._timeout))
+        except grpc.RpcError as error:
+            raise from_rpc_error(error) from error
+
+    async def collect_garbage(
+        self,
+        *,
+        dry_run: bool = False,
+        timeout: float = STORE_TIMEOUT,  # noqa: ASYNC109 - the deadline of the call.
+    ) -> AsyncIterator[GarbageItem]:
+        """Mend and trim the store, and yield what is done, or would be.
+
+        Args:
+            dry_run: Change nothing.
+            timeout: How long it may take, in seconds.
+
+        Raises:
+            ClientError: The call failed.
+        """
+        request = store_pb2.CollectGarbageRequest(dry_run=dry_run)
+        try:
+            async for message in self._stub.CollectGarbage(request, timeout=channel.checked_timeout(timeout)):
+                yield read_garbage(message)
+        except grpc.RpcError as error:
+            raise from_rpc_error(error) from error
+
+    async def verify_store(
+        self,
+        *,
+        delete: bool = False,
+        object_timeout: float = 60.0,
+        timeout: float = STORE_TIMEOUT,  # noqa: ASYNC109 - the deadline of the call.
+    ) -> AsyncIterator[VerifiedObject]:
+        """Have every object read and every checksum checked, and yield each object.
+
+        Args:
+            delete: Delete those that are not whole.
+            object_timeout: How long reading one may take, in seconds.
+            timeout: How long all may take, in seconds.
+
+        Raises:
+            ClientError: The call failed.
+        """
+        limit = Duration()
+        limit.FromNanoseconds(round(channel.checked_timeout(object_timeout) * 1e9))
+        request = store_pb2.VerifyStoreRequest(delete_broken=delete, object_timeout=limit)
+        try:
+            async for message in self._stub.VerifyStore(request, timeout=channel.checked_timeout(timeout)):
+                yield read_verified(message)
         except grpc.RpcError as error:
             raise from_rpc_error(error) from error
 

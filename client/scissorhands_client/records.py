@@ -6,6 +6,7 @@ from enum import Enum
 
 from scissorhands_client.budget import Budget
 from scissorhands_client.quality import Quality
+from scissorhands_client.stored import StoredObject
 from scissorhands_client.types import Grant, Policy
 
 
@@ -74,6 +75,7 @@ class SessionState(Enum):
     OPEN = "open"
     CLOSED = "closed"
     EXPIRED = "expired"
+    STORED = "stored"
 
 
 @dataclass(frozen=True)
@@ -100,10 +102,12 @@ class SuspendedRow:
     Args:
         step: Tokens that it has seen.
         size_bytes: Its bytes.
+        paused: Whether turns are kept from beginning, by ``pause_session``.
     """
 
     step: int
     size_bytes: int
+    paused: bool = False
 
 
 @dataclass(frozen=True)
@@ -120,8 +124,8 @@ class Session:
         policy: The policy asked for; None if the manager's default was taken.
         grant: The grant in force; None if none is recorded.
         state: Where it is in its life.
-        open_time: When it was opened, in UTC.
-        lease_end_time: When its lease ends, in UTC.
+        open_time: When it was opened, in UTC; None if the manager knows of it from the store only.
+        lease_end_time: When its lease ends, in UTC; None likewise.
         evictions: Evictions that the ledger has seen.
         evicted_slots: Slots evicted so far, over all layers and KV heads.
         resident_slots: Slots resident after the last eviction, over all layers and KV heads.
@@ -133,6 +137,7 @@ class Session:
         segment_bytes: Bytes of the segments in the store.
         quality: What eviction cost, as the worker reported it when the session ended; None before.
         suspended: Its row in the store; None if there is none, and in a list of sessions.
+        stored: What the store has of it: its row, its archive.
     """
 
     session_id: str
@@ -144,8 +149,8 @@ class Session:
     policy: Policy | None
     grant: Grant | None
     state: SessionState
-    open_time: datetime
-    lease_end_time: datetime
+    open_time: datetime | None
+    lease_end_time: datetime | None
     evictions: int
     evicted_slots: int
     resident_slots: int
@@ -157,6 +162,7 @@ class Session:
     segment_bytes: int
     quality: Quality | None
     suspended: SuspendedRow | None = None
+    stored: tuple[StoredObject, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from scissorhands.v1 import budget_pb2 as _budget_pb2
 from scissorhands.v1 import model_pb2 as _model_pb2
 from scissorhands.v1 import quality_pb2 as _quality_pb2
+from scissorhands.v1 import store_pb2 as _store_pb2
 from scissorhands.v1 import suspension_pb2 as _suspension_pb2
 import builtins as _builtins
 import sys
@@ -71,6 +72,8 @@ class _SessionStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_SessionS
     """Closed; its segments stay until their time is over."""
     SESSION_STATE_EXPIRED: _SessionState.ValueType  # 3
     """Its lease ran out."""
+    SESSION_STATE_STORED: _SessionState.ValueType  # 4
+    """Not known to this manager, which tells what the store has of it."""
 
 class SessionState(_SessionState, metaclass=_SessionStateEnumTypeWrapper):
     """SessionState tells where a session is in its life."""
@@ -83,6 +86,8 @@ SESSION_STATE_CLOSED: SessionState.ValueType  # 2
 """Closed; its segments stay until their time is over."""
 SESSION_STATE_EXPIRED: SessionState.ValueType  # 3
 """Its lease ran out."""
+SESSION_STATE_STORED: SessionState.ValueType  # 4
+"""Not known to this manager, which tells what the store has of it."""
 Global___SessionState: _TypeAlias = SessionState  # noqa: Y015
 
 @_typing.final
@@ -820,6 +825,7 @@ class Session(_message.Message):
     SEGMENT_BYTES_FIELD_NUMBER: _builtins.int
     QUALITY_FIELD_NUMBER: _builtins.int
     SUSPENDED_FIELD_NUMBER: _builtins.int
+    STORED_FIELD_NUMBER: _builtins.int
     state: Global___SessionState.ValueType
     """Where it is in its life."""
     evictions: _builtins.int
@@ -864,6 +870,10 @@ class Session(_message.Message):
     def suspended(self) -> _suspension_pb2.SuspendedRow:
         """Its row in the store, which waits for its next turn; absent if there is none; only GetSession fills it."""
 
+    @_builtins.property
+    def stored(self) -> _containers.RepeatedCompositeFieldContainer[_store_pb2.StoredObject]:
+        """What the store has of it: its row, its archive."""
+
     def __init__(
         self,
         *,
@@ -882,10 +892,11 @@ class Session(_message.Message):
         segment_bytes: _builtins.int = ...,
         quality: _quality_pb2.Quality | None = ...,
         suspended: _suspension_pb2.SuspendedRow | None = ...,
+        stored: _abc.Iterable[_store_pb2.StoredObject] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["lease_end_time", b"lease_end_time", "open_time", b"open_time", "quality", b"quality", "spec", b"spec", "suspended", b"suspended"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["evicted_slots", b"evicted_slots", "evictions", b"evictions", "lease_end_time", b"lease_end_time", "mass_dropped", b"mass_dropped", "open_time", b"open_time", "persistence", b"persistence", "quality", b"quality", "resident_slots", b"resident_slots", "segment_bytes", b"segment_bytes", "segment_count", b"segment_count", "segments", b"segments", "spec", b"spec", "state", b"state", "step", b"step", "suspended", b"suspended"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["evicted_slots", b"evicted_slots", "evictions", b"evictions", "lease_end_time", b"lease_end_time", "mass_dropped", b"mass_dropped", "open_time", b"open_time", "persistence", b"persistence", "quality", b"quality", "resident_slots", b"resident_slots", "segment_bytes", b"segment_bytes", "segment_count", b"segment_count", "segments", b"segments", "spec", b"spec", "state", b"state", "step", b"step", "stored", b"stored", "suspended", b"suspended"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -6,6 +6,7 @@ import warnings
 from scissorhands.v1 import cache_manager_pb2 as scissorhands_dot_v1_dot_cache__manager__pb2
 from scissorhands.v1 import prefix_pb2 as scissorhands_dot_v1_dot_prefix__pb2
 from scissorhands.v1 import recall_pb2 as scissorhands_dot_v1_dot_recall__pb2
+from scissorhands.v1 import store_pb2 as scissorhands_dot_v1_dot_store__pb2
 from scissorhands.v1 import suspension_pb2 as scissorhands_dot_v1_dot_suspension__pb2
 
 GRPC_GENERATED_VERSION = '1.76.0'
@@ -97,6 +98,31 @@ class CacheManagerServiceStub(object):
                 '/scissorhands.v1.CacheManagerService/StorePrefix',
                 request_serializer=scissorhands_dot_v1_dot_prefix__pb2.StorePrefixRequest.SerializeToString,
                 response_deserializer=scissorhands_dot_v1_dot_prefix__pb2.StorePrefixResponse.FromString,
+                _registered_method=True)
+        self.PauseSession = channel.unary_unary(
+                '/scissorhands.v1.CacheManagerService/PauseSession',
+                request_serializer=scissorhands_dot_v1_dot_store__pb2.PauseSessionRequest.SerializeToString,
+                response_deserializer=scissorhands_dot_v1_dot_store__pb2.PauseSessionResponse.FromString,
+                _registered_method=True)
+        self.UnpauseSession = channel.unary_unary(
+                '/scissorhands.v1.CacheManagerService/UnpauseSession',
+                request_serializer=scissorhands_dot_v1_dot_store__pb2.UnpauseSessionRequest.SerializeToString,
+                response_deserializer=scissorhands_dot_v1_dot_store__pb2.UnpauseSessionResponse.FromString,
+                _registered_method=True)
+        self.GetStore = channel.unary_unary(
+                '/scissorhands.v1.CacheManagerService/GetStore',
+                request_serializer=scissorhands_dot_v1_dot_store__pb2.GetStoreRequest.SerializeToString,
+                response_deserializer=scissorhands_dot_v1_dot_store__pb2.GetStoreResponse.FromString,
+                _registered_method=True)
+        self.CollectGarbage = channel.unary_stream(
+                '/scissorhands.v1.CacheManagerService/CollectGarbage',
+                request_serializer=scissorhands_dot_v1_dot_store__pb2.CollectGarbageRequest.SerializeToString,
+                response_deserializer=scissorhands_dot_v1_dot_store__pb2.CollectGarbageResponse.FromString,
+                _registered_method=True)
+        self.VerifyStore = channel.unary_stream(
+                '/scissorhands.v1.CacheManagerService/VerifyStore',
+                request_serializer=scissorhands_dot_v1_dot_store__pb2.VerifyStoreRequest.SerializeToString,
+                response_deserializer=scissorhands_dot_v1_dot_store__pb2.VerifyStoreResponse.FromString,
                 _registered_method=True)
         self.GetSession = channel.unary_unary(
                 '/scissorhands.v1.CacheManagerService/GetSession',
@@ -208,6 +234,42 @@ class CacheManagerServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def PauseSession(self, request, context):
+        """PauseSession lets no turn of a suspended session begin, and keeps its row, until UnpauseSession or the end of its time
+        to live. ABORTED if a turn runs, NOT_FOUND if nothing is stored.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def UnpauseSession(self, request, context):
+        """UnpauseSession checks a session's row, and lets turns begin again.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetStore(self, request, context):
+        """GetStore tells what lies in the store, and what bounds it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def CollectGarbage(self, request, context):
+        """CollectGarbage mends all that is amiss in the store, evicts what is beyond a bound, and tells everything it did.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def VerifyStore(self, request, context):
+        """VerifyStore reads every object and checks every checksum.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def GetSession(self, request, context):
         """GetSession tells what one session holds.
         """
@@ -216,7 +278,7 @@ class CacheManagerServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ListSessions(self, request, context):
-        """ListSessions lists sessions, newest first.
+        """ListSessions lists sessions, newest first, then those of which only something is stored.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -291,6 +353,31 @@ def add_CacheManagerServiceServicer_to_server(servicer, server):
                     servicer.StorePrefix,
                     request_deserializer=scissorhands_dot_v1_dot_prefix__pb2.StorePrefixRequest.FromString,
                     response_serializer=scissorhands_dot_v1_dot_prefix__pb2.StorePrefixResponse.SerializeToString,
+            ),
+            'PauseSession': grpc.unary_unary_rpc_method_handler(
+                    servicer.PauseSession,
+                    request_deserializer=scissorhands_dot_v1_dot_store__pb2.PauseSessionRequest.FromString,
+                    response_serializer=scissorhands_dot_v1_dot_store__pb2.PauseSessionResponse.SerializeToString,
+            ),
+            'UnpauseSession': grpc.unary_unary_rpc_method_handler(
+                    servicer.UnpauseSession,
+                    request_deserializer=scissorhands_dot_v1_dot_store__pb2.UnpauseSessionRequest.FromString,
+                    response_serializer=scissorhands_dot_v1_dot_store__pb2.UnpauseSessionResponse.SerializeToString,
+            ),
+            'GetStore': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetStore,
+                    request_deserializer=scissorhands_dot_v1_dot_store__pb2.GetStoreRequest.FromString,
+                    response_serializer=scissorhands_dot_v1_dot_store__pb2.GetStoreResponse.SerializeToString,
+            ),
+            'CollectGarbage': grpc.unary_stream_rpc_method_handler(
+                    servicer.CollectGarbage,
+                    request_deserializer=scissorhands_dot_v1_dot_store__pb2.CollectGarbageRequest.FromString,
+                    response_serializer=scissorhands_dot_v1_dot_store__pb2.CollectGarbageResponse.SerializeToString,
+            ),
+            'VerifyStore': grpc.unary_stream_rpc_method_handler(
+                    servicer.VerifyStore,
+                    request_deserializer=scissorhands_dot_v1_dot_store__pb2.VerifyStoreRequest.FromString,
+                    response_serializer=scissorhands_dot_v1_dot_store__pb2.VerifyStoreResponse.SerializeToString,
             ),
             'GetSession': grpc.unary_unary_rpc_method_handler(
                     servicer.GetSession,
@@ -633,6 +720,141 @@ class CacheManagerService(object):
             '/scissorhands.v1.CacheManagerService/StorePrefix',
             scissorhands_dot_v1_dot_prefix__pb2.StorePrefixRequest.SerializeToString,
             scissorhands_dot_v1_dot_prefix__pb2.StorePrefixResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PauseSession(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/scissorhands.v1.CacheManagerService/PauseSession',
+            scissorhands_dot_v1_dot_store__pb2.PauseSessionRequest.SerializeToString,
+            scissorhands_dot_v1_dot_store__pb2.PauseSessionResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UnpauseSession(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/scissorhands.v1.CacheManagerService/UnpauseSession',
+            scissorhands_dot_v1_dot_store__pb2.UnpauseSessionRequest.SerializeToString,
+            scissorhands_dot_v1_dot_store__pb2.UnpauseSessionResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetStore(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/scissorhands.v1.CacheManagerService/GetStore',
+            scissorhands_dot_v1_dot_store__pb2.GetStoreRequest.SerializeToString,
+            scissorhands_dot_v1_dot_store__pb2.GetStoreResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CollectGarbage(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/scissorhands.v1.CacheManagerService/CollectGarbage',
+            scissorhands_dot_v1_dot_store__pb2.CollectGarbageRequest.SerializeToString,
+            scissorhands_dot_v1_dot_store__pb2.CollectGarbageResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def VerifyStore(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/scissorhands.v1.CacheManagerService/VerifyStore',
+            scissorhands_dot_v1_dot_store__pb2.VerifyStoreRequest.SerializeToString,
+            scissorhands_dot_v1_dot_store__pb2.VerifyStoreResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -8,6 +8,7 @@ from grpc import aio as _aio
 from scissorhands.v1 import cache_manager_pb2 as _cache_manager_pb2
 from scissorhands.v1 import prefix_pb2 as _prefix_pb2
 from scissorhands.v1 import recall_pb2 as _recall_pb2
+from scissorhands.v1 import store_pb2 as _store_pb2
 from scissorhands.v1 import suspension_pb2 as _suspension_pb2
 import abc as _abc_1
 import grpc as _grpc
@@ -68,10 +69,22 @@ class CacheManagerServiceStub:
     """
     StorePrefix: _grpc.StreamUnaryMultiCallable[_prefix_pb2.StorePrefixRequest, _prefix_pb2.StorePrefixResponse]
     """StorePrefix stores what a row is at a boundary of its prompt, once for all who ask for it, whole or not at all."""
+    PauseSession: _grpc.UnaryUnaryMultiCallable[_store_pb2.PauseSessionRequest, _store_pb2.PauseSessionResponse]
+    """PauseSession lets no turn of a suspended session begin, and keeps its row, until UnpauseSession or the end of its time
+    to live. ABORTED if a turn runs, NOT_FOUND if nothing is stored.
+    """
+    UnpauseSession: _grpc.UnaryUnaryMultiCallable[_store_pb2.UnpauseSessionRequest, _store_pb2.UnpauseSessionResponse]
+    """UnpauseSession checks a session's row, and lets turns begin again."""
+    GetStore: _grpc.UnaryUnaryMultiCallable[_store_pb2.GetStoreRequest, _store_pb2.GetStoreResponse]
+    """GetStore tells what lies in the store, and what bounds it."""
+    CollectGarbage: _grpc.UnaryStreamMultiCallable[_store_pb2.CollectGarbageRequest, _store_pb2.CollectGarbageResponse]
+    """CollectGarbage mends all that is amiss in the store, evicts what is beyond a bound, and tells everything it did."""
+    VerifyStore: _grpc.UnaryStreamMultiCallable[_store_pb2.VerifyStoreRequest, _store_pb2.VerifyStoreResponse]
+    """VerifyStore reads every object and checks every checksum."""
     GetSession: _grpc.UnaryUnaryMultiCallable[_cache_manager_pb2.GetSessionRequest, _cache_manager_pb2.GetSessionResponse]
     """GetSession tells what one session holds."""
     ListSessions: _grpc.UnaryUnaryMultiCallable[_cache_manager_pb2.ListSessionsRequest, _cache_manager_pb2.ListSessionsResponse]
-    """ListSessions lists sessions, newest first."""
+    """ListSessions lists sessions, newest first, then those of which only something is stored."""
     GetMeasuredProfile: _grpc.UnaryUnaryMultiCallable[_cache_manager_pb2.GetMeasuredProfileRequest, _cache_manager_pb2.GetMeasuredProfileResponse]
     """GetMeasuredProfile tells what the KV heads of a model need, as measured over its sessions; NOT_FOUND before that."""
 
@@ -112,10 +125,22 @@ class CacheManagerServiceAsyncStub(CacheManagerServiceStub):
     """
     StorePrefix: _aio.StreamUnaryMultiCallable[_prefix_pb2.StorePrefixRequest, _prefix_pb2.StorePrefixResponse]  # type: ignore[assignment]
     """StorePrefix stores what a row is at a boundary of its prompt, once for all who ask for it, whole or not at all."""
+    PauseSession: _aio.UnaryUnaryMultiCallable[_store_pb2.PauseSessionRequest, _store_pb2.PauseSessionResponse]  # type: ignore[assignment]
+    """PauseSession lets no turn of a suspended session begin, and keeps its row, until UnpauseSession or the end of its time
+    to live. ABORTED if a turn runs, NOT_FOUND if nothing is stored.
+    """
+    UnpauseSession: _aio.UnaryUnaryMultiCallable[_store_pb2.UnpauseSessionRequest, _store_pb2.UnpauseSessionResponse]  # type: ignore[assignment]
+    """UnpauseSession checks a session's row, and lets turns begin again."""
+    GetStore: _aio.UnaryUnaryMultiCallable[_store_pb2.GetStoreRequest, _store_pb2.GetStoreResponse]  # type: ignore[assignment]
+    """GetStore tells what lies in the store, and what bounds it."""
+    CollectGarbage: _aio.UnaryStreamMultiCallable[_store_pb2.CollectGarbageRequest, _store_pb2.CollectGarbageResponse]  # type: ignore[assignment]
+    """CollectGarbage mends all that is amiss in the store, evicts what is beyond a bound, and tells everything it did."""
+    VerifyStore: _aio.UnaryStreamMultiCallable[_store_pb2.VerifyStoreRequest, _store_pb2.VerifyStoreResponse]  # type: ignore[assignment]
+    """VerifyStore reads every object and checks every checksum."""
     GetSession: _aio.UnaryUnaryMultiCallable[_cache_manager_pb2.GetSessionRequest, _cache_manager_pb2.GetSessionResponse]  # type: ignore[assignment]
     """GetSession tells what one session holds."""
     ListSessions: _aio.UnaryUnaryMultiCallable[_cache_manager_pb2.ListSessionsRequest, _cache_manager_pb2.ListSessionsResponse]  # type: ignore[assignment]
-    """ListSessions lists sessions, newest first."""
+    """ListSessions lists sessions, newest first, then those of which only something is stored."""
     GetMeasuredProfile: _aio.UnaryUnaryMultiCallable[_cache_manager_pb2.GetMeasuredProfileRequest, _cache_manager_pb2.GetMeasuredProfileResponse]  # type: ignore[assignment]
     """GetMeasuredProfile tells what the KV heads of a model need, as measured over its sessions; NOT_FOUND before that."""
 
@@ -227,6 +252,48 @@ class CacheManagerServiceServicer(metaclass=_abc_1.ABCMeta):
         """StorePrefix stores what a row is at a boundary of its prompt, once for all who ask for it, whole or not at all."""
 
     @_abc_1.abstractmethod
+    def PauseSession(
+        self,
+        request: _store_pb2.PauseSessionRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_store_pb2.PauseSessionResponse, _abc.Awaitable[_store_pb2.PauseSessionResponse]]:
+        """PauseSession lets no turn of a suspended session begin, and keeps its row, until UnpauseSession or the end of its time
+        to live. ABORTED if a turn runs, NOT_FOUND if nothing is stored.
+        """
+
+    @_abc_1.abstractmethod
+    def UnpauseSession(
+        self,
+        request: _store_pb2.UnpauseSessionRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_store_pb2.UnpauseSessionResponse, _abc.Awaitable[_store_pb2.UnpauseSessionResponse]]:
+        """UnpauseSession checks a session's row, and lets turns begin again."""
+
+    @_abc_1.abstractmethod
+    def GetStore(
+        self,
+        request: _store_pb2.GetStoreRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_store_pb2.GetStoreResponse, _abc.Awaitable[_store_pb2.GetStoreResponse]]:
+        """GetStore tells what lies in the store, and what bounds it."""
+
+    @_abc_1.abstractmethod
+    def CollectGarbage(
+        self,
+        request: _store_pb2.CollectGarbageRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_store_pb2.CollectGarbageResponse], _abc.AsyncIterator[_store_pb2.CollectGarbageResponse]]:
+        """CollectGarbage mends all that is amiss in the store, evicts what is beyond a bound, and tells everything it did."""
+
+    @_abc_1.abstractmethod
+    def VerifyStore(
+        self,
+        request: _store_pb2.VerifyStoreRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_store_pb2.VerifyStoreResponse], _abc.AsyncIterator[_store_pb2.VerifyStoreResponse]]:
+        """VerifyStore reads every object and checks every checksum."""
+
+    @_abc_1.abstractmethod
     def GetSession(
         self,
         request: _cache_manager_pb2.GetSessionRequest,
@@ -240,7 +307,7 @@ class CacheManagerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _cache_manager_pb2.ListSessionsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_cache_manager_pb2.ListSessionsResponse, _abc.Awaitable[_cache_manager_pb2.ListSessionsResponse]]:
-        """ListSessions lists sessions, newest first."""
+        """ListSessions lists sessions, newest first, then those of which only something is stored."""
 
     @_abc_1.abstractmethod
     def GetMeasuredProfile(

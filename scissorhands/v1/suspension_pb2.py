@@ -26,7 +26,7 @@ from scissorhands.v1 import budget_pb2 as scissorhands_dot_v1_dot_budget__pb2
 from scissorhands.v1 import model_pb2 as scissorhands_dot_v1_dot_model__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n scissorhands/v1/suspension.proto\x12\x0fscissorhands.v1\x1a\x1cscissorhands/v1/budget.proto\x1a\x1bscissorhands/v1/model.proto\"D\n\rSuspendHeader\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\r\n\x05\x66\x65nce\x18\x02 \x01(\x04\x12\x10\n\x08manifest\x18\x03 \x01(\x0c\"b\n\x15SuspendSessionRequest\x12\x30\n\x06header\x18\x01 \x01(\x0b\x32\x1e.scissorhands.v1.SuspendHeaderH\x00\x12\x0f\n\x05\x63hunk\x18\x02 \x01(\x0cH\x00\x42\x06\n\x04part\".\n\x16SuspendSessionResponse\x12\x14\n\x0cstored_bytes\x18\x01 \x01(\x04\"\xbf\x01\n\x14ResumeSessionRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12)\n\x05model\x18\x02 \x01(\x0b\x32\x1a.scissorhands.v1.ModelInfo\x12\'\n\x06\x62udget\x18\x03 \x01(\x0b\x32\x17.scissorhands.v1.Budget\x12\'\n\x06policy\x18\x04 \x01(\x0b\x32\x17.scissorhands.v1.Policy\x12\x16\n\x0eresident_codec\x18\x05 \x01(\t\"/\n\x0cResumeHeader\x12\r\n\x05\x66\x65nce\x18\x01 \x01(\x04\x12\x10\n\x08manifest\x18\x02 \x01(\x0c\"a\n\x15ResumeSessionResponse\x12/\n\x06header\x18\x01 \x01(\x0b\x32\x1d.scissorhands.v1.ResumeHeaderH\x00\x12\x0f\n\x05\x63hunk\x18\x02 \x01(\x0cH\x00\x42\x06\n\x04part\"0\n\x0cSuspendedRow\x12\x0c\n\x04step\x18\x01 \x01(\r\x12\x12\n\nsize_bytes\x18\x02 \x01(\x04\"*\n\x14\x44\x65leteSessionRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\"(\n\x15\x44\x65leteSessionResponse\x12\x0f\n\x07\x64\x65leted\x18\x01 \x01(\rb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n scissorhands/v1/suspension.proto\x12\x0fscissorhands.v1\x1a\x1cscissorhands/v1/budget.proto\x1a\x1bscissorhands/v1/model.proto\"D\n\rSuspendHeader\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\r\n\x05\x66\x65nce\x18\x02 \x01(\x04\x12\x10\n\x08manifest\x18\x03 \x01(\x0c\"b\n\x15SuspendSessionRequest\x12\x30\n\x06header\x18\x01 \x01(\x0b\x32\x1e.scissorhands.v1.SuspendHeaderH\x00\x12\x0f\n\x05\x63hunk\x18\x02 \x01(\x0cH\x00\x42\x06\n\x04part\".\n\x16SuspendSessionResponse\x12\x14\n\x0cstored_bytes\x18\x01 \x01(\x04\"\xbf\x01\n\x14ResumeSessionRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12)\n\x05model\x18\x02 \x01(\x0b\x32\x1a.scissorhands.v1.ModelInfo\x12\'\n\x06\x62udget\x18\x03 \x01(\x0b\x32\x17.scissorhands.v1.Budget\x12\'\n\x06policy\x18\x04 \x01(\x0b\x32\x17.scissorhands.v1.Policy\x12\x16\n\x0eresident_codec\x18\x05 \x01(\t\"/\n\x0cResumeHeader\x12\r\n\x05\x66\x65nce\x18\x01 \x01(\x04\x12\x10\n\x08manifest\x18\x02 \x01(\x0c\"a\n\x15ResumeSessionResponse\x12/\n\x06header\x18\x01 \x01(\x0b\x32\x1d.scissorhands.v1.ResumeHeaderH\x00\x12\x0f\n\x05\x63hunk\x18\x02 \x01(\x0cH\x00\x42\x06\n\x04part\"@\n\x0cSuspendedRow\x12\x0c\n\x04step\x18\x01 \x01(\r\x12\x12\n\nsize_bytes\x18\x02 \x01(\x04\x12\x0e\n\x06paused\x18\x03 \x01(\x08\"*\n\x14\x44\x65leteSessionRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\"(\n\x15\x44\x65leteSessionResponse\x12\x0f\n\x07\x64\x65leted\x18\x01 \x01(\rb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -46,9 +46,9 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_RESUMESESSIONRESPONSE']._serialized_start=573
   _globals['_RESUMESESSIONRESPONSE']._serialized_end=670
   _globals['_SUSPENDEDROW']._serialized_start=672
-  _globals['_SUSPENDEDROW']._serialized_end=720
-  _globals['_DELETESESSIONREQUEST']._serialized_start=722
-  _globals['_DELETESESSIONREQUEST']._serialized_end=764
-  _globals['_DELETESESSIONRESPONSE']._serialized_start=766
-  _globals['_DELETESESSIONRESPONSE']._serialized_end=806
+  _globals['_SUSPENDEDROW']._serialized_end=736
+  _globals['_DELETESESSIONREQUEST']._serialized_start=738
+  _globals['_DELETESESSIONREQUEST']._serialized_end=780
+  _globals['_DELETESESSIONRESPONSE']._serialized_start=782
+  _globals['_DELETESESSIONRESPONSE']._serialized_end=822
 # @@protoc_insertion_point(module_scope)

@@ -208,19 +208,23 @@ class SuspendedRow(_message.Message):
 
     STEP_FIELD_NUMBER: _builtins.int
     SIZE_BYTES_FIELD_NUMBER: _builtins.int
+    PAUSED_FIELD_NUMBER: _builtins.int
     step: _builtins.int
     """Tokens that the row has seen."""
     size_bytes: _builtins.int
     """Bytes of its parts and its manifest."""
+    paused: _builtins.bool
+    """Whether turns are kept from beginning, by PauseSession."""
     def __init__(
         self,
         *,
         step: _builtins.int = ...,
         size_bytes: _builtins.int = ...,
+        paused: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["size_bytes", b"size_bytes", "step", b"step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["paused", b"paused", "size_bytes", b"size_bytes", "step", b"step"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -29,7 +29,7 @@ def _shared(command: Command) -> Command:
 
 @click.group()
 def sessions() -> None:
-    """Show what the cache manager's sessions hold, and delete it."""
+    """Show what the cache manager's sessions hold; suspend, resume and delete them."""
 
 
 @sessions.command("list")
@@ -67,6 +67,44 @@ def show_command(*, session_id: str, manager: str, as_json: bool) -> None:
         console.print(_segments(session))
 
 
+@sessions.command("suspend")
+@click.argument("session_id", metavar="ID")
+@_shared
+def suspend_command(*, session_id: str, manager: str, as_json: bool) -> None:
+    """Let no turn of a session begin until 'resume', and keep its row.
+
+    Its row is in the store since the end of its last turn, and no worker holds anything of it. It is not evicted, but
+    ends with its time to live, which begins anew. Refused while a turn runs.
+    """
+    with reported(manager), ManagerClient(manager) as client:
+        row = client.pause_session(session_id)
+    write_text(
+        to_json(asdict(row), indent=2) + "\n"
+        if as_json
+        else f"suspended: {decimal(row.size_bytes)} stay until {row.expire_time:%Y-%m-%d %H:%M:%S} UTC\n"
+    )
+
+
+@sessions.command("resume")
+@click.argument("session_id", metavar="ID")
+@_shared
+def resume_command(*, session_id: str, manager: str, as_json: bool) -> None:
+    """Let turns of a session begin again, and check that its row can be loaded.
+
+    A row that is not whole is deleted, and the exit status is 1: the next turn reads its prompt anew.
+    """
+    with reported(manager), ManagerClient(manager) as client:
+        found = client.unpause_session(session_id)
+    if as_json:
+        write_text(to_json(asdict(found), indent=2) + "\n")
+    elif found.row is not None:
+        write_text(f"resumed: the next turn goes on from {decimal(found.row.size_bytes)}, all of it checked\n")
+    else:
+        write_text(f"resumed: the next turn reads its prompt anew ({found.broken or 'nothing is stored'})\n")
+    if found.broken:
+        raise click.exceptions.Exit(1)
+
+
 @sessions.command("delete")
 @click.argument("session_id", metavar="ID")
 @_shared
@@ -85,18 +123,28 @@ def _overview(found: list[Session]) -> Table:
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for name in ("Session", "State", "Opened (UTC)"):
         table.add_column(name, no_wrap=True)
-    for name in ("Seen", "Evicted", "Stored"):
+    for name in ("Seen", "Evicted", "Row", "Archive"):
         table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("Used (UTC)", no_wrap=True)
+    table.add_column("Pinned", no_wrap=True)
     for each in found:
         table.add_row(
             each.session_id,
             each.state.value,
-            f"{each.open_time:%Y-%m-%d %H:%M}",
+            f"{each.open_time:%Y-%m-%d %H:%M}" if each.open_time else "",
             f"{each.step:,}",
             f"{each.evicted_slots:,}",
-            decimal(each.segment_bytes),
+            _size(each, "row"),
+            _size(each, "archive") or (decimal(each.segment_bytes) if each.segment_bytes else ""),
+            f"{max(use for use in used):%H:%M:%S}" if (used := [one.last_use_time for one in each.stored]) else "",
+            "yes" if any(one.pin_end_time for one in each.stored) else "",
         )
     return table
+
+
+def _size(session: Session, kind: str) -> str:
+    """Return the size of what is stored of a session, empty if nothing is."""
+    return next((decimal(each.size_bytes) for each in session.stored if each.kind == kind), "")
 
 
 def _details(session: Session) -> Table:
@@ -105,8 +153,10 @@ def _details(session: Session) -> Table:
     table.add_column(overflow="fold")
     table.add_row("Session", session.session_id)
     table.add_row("State", session.state.value)
-    table.add_row("Opened", f"{session.open_time:%Y-%m-%d %H:%M:%S} UTC")
-    table.add_row("Lease until", f"{session.lease_end_time:%Y-%m-%d %H:%M:%S} UTC")
+    if session.open_time is not None:
+        table.add_row("Opened", f"{session.open_time:%Y-%m-%d %H:%M:%S} UTC")
+    if session.lease_end_time is not None:
+        table.add_row("Lease until", f"{session.lease_end_time:%Y-%m-%d %H:%M:%S} UTC")
     table.add_row("Worker", session.worker_id)
     table.add_row("Model", f"{session.model.name} ({session.model.architecture}, {session.model.dtype})")
     table.add_row("Tokens", f"{session.prompt_tokens:,} prompt, at most {session.max_new_tokens:,} new")
@@ -125,8 +175,13 @@ def _details(session: Session) -> Table:
         table.add_row(name, text)
     if session.suspended is not None:
         waiting = session.suspended
-        table.add_row("Suspended", f"{waiting.step:,} tokens in the store, {decimal(waiting.size_bytes)}")
+        by_hand = ", by hand: no turn begins until 'scissorhands sessions resume'" if waiting.paused else ""
+        table.add_row("Suspended", f"{waiting.step:,} tokens in the store, {decimal(waiting.size_bytes)}{by_hand}")
     table.add_row("Segments", f"{session.segment_count:,} in the store, {decimal(session.segment_bytes)}")
+    for each in session.stored:
+        pin = f", pinned until {each.pin_end_time:%H:%M:%S}" if each.pin_end_time else ""
+        used = f"used {each.last_use_time:%Y-%m-%d %H:%M:%S}, stays until {each.expire_time:%H:%M:%S}"
+        table.add_row(f"Stored {each.kind}", f"{decimal(each.size_bytes)}, {used}{pin} UTC")
     return table
 
 

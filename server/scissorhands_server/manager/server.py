@@ -12,7 +12,9 @@ from scissorhands.v1 import cache_manager_pb2_grpc
 from scissorhands_server.heap import keep_large_blocks
 from scissorhands_server.hosting import GrpcHost, MetricsEndpoint, StopSignals, address, configure_logging
 from scissorhands_server.manager.admission import Admission
+from scissorhands_server.manager.care import Care
 from scissorhands_server.manager.janitor import Janitor
+from scissorhands_server.manager.listing import Listing
 from scissorhands_server.manager.metrics import SERVICE, ManagerMetrics
 from scissorhands_server.manager.planning import Planning
 from scissorhands_server.manager.prefixes import Prefixes
@@ -104,7 +106,11 @@ async def _manager(settings: ManagerSettings, store_url: str, registry: Collecto
     janitor = Janitor(store, space, metrics)
     upkeep = Upkeep(store, ledger, segments, janitor, settings.janitor_interval, metrics)
     host = GrpcHost([SERVICE.full_name], [StatusInterceptor((SERVICE.full_name,), metrics.call_ended)])
-    servicer = CacheManagerServicer(sessions, planning, segments, suspension, prefixes, recalls, time.time() - clock())
+    wall_offset = time.time() - clock()
+    care, listing = Care(store, space, rows, janitor), Listing(sessions, space, TENANT, wall_offset)
+    servicer = CacheManagerServicer(
+        sessions, planning, segments, suspension, prefixes, recalls, care, listing, wall_offset
+    )
     cache_manager_pb2_grpc.add_CacheManagerServiceServicer_to_server(servicer, host.server)
     upkeep.start()
     try:

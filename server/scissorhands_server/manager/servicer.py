@@ -2,13 +2,23 @@
 
 import logging
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from typing import Any
 
 from scissorhands.errors import NotFoundError, StoreUnavailableError
 from scissorhands.ledger import SessionRecord
-from scissorhands.v1 import cache_manager_pb2, cache_manager_pb2_grpc, prefix_pb2, recall_pb2, suspension_pb2
+from scissorhands.v1 import (
+    cache_manager_pb2,
+    cache_manager_pb2_grpc,
+    prefix_pb2,
+    recall_pb2,
+    store_pb2,
+    suspension_pb2,
+)
+from scissorhands_server.manager.care import Care
 from scissorhands_server.manager.checks import check_quality, check_session_id
-from scissorhands_server.manager.encoding import measured_message, read_state, session_message
+from scissorhands_server.manager.encoding import measured_message, session_message
+from scissorhands_server.manager.listing import Listing
 from scissorhands_server.manager.planning import Planning
 from scissorhands_server.manager.prefixes import Prefixes
 from scissorhands_server.manager.recalls import Recalls
@@ -29,6 +39,8 @@ class CacheManagerServicer(cache_manager_pb2_grpc.CacheManagerServiceServicer):
         suspension: Suspends and resumes sessions.
         prefixes: Gives prefixes out and takes them in.
         recalls: Searches segments.
+        care: Looks after the store.
+        listing: Lists sessions.
         wall_offset: What to add to the ledger's clock to get seconds since 1970.
     """
 
@@ -40,6 +52,8 @@ class CacheManagerServicer(cache_manager_pb2_grpc.CacheManagerServiceServicer):
         suspension: Suspension,
         prefixes: Prefixes,
         recalls: Recalls,
+        care: Care,
+        listing: Listing,
         wall_offset: float,
     ) -> None:
         self._sessions = sessions
@@ -48,6 +62,8 @@ class CacheManagerServicer(cache_manager_pb2_grpc.CacheManagerServiceServicer):
         self._suspension = suspension
         self._prefixes = prefixes
         self._recalls = recalls
+        self._care = care
+        self._listing = listing
         self._wall_offset = wall_offset
 
     async def OpenSession(  # noqa: N802 - Named by the protocol.
@@ -153,6 +169,43 @@ class CacheManagerServicer(cache_manager_pb2_grpc.CacheManagerServiceServicer):
         self._sessions.forget_segments(request.session_id)
         return suspension_pb2.DeleteSessionResponse(deleted=deleted)
 
+    async def PauseSession(  # noqa: N802 - Named by the protocol.
+        self, request: store_pb2.PauseSessionRequest, context: Any
+    ) -> store_pb2.PauseSessionResponse:
+        """Let no turn of a session begin."""
+        del context
+        return await self._care.pause(request.session_id)
+
+    async def UnpauseSession(  # noqa: N802 - Named by the protocol.
+        self, request: store_pb2.UnpauseSessionRequest, context: Any
+    ) -> store_pb2.UnpauseSessionResponse:
+        """Let turns of a session begin again."""
+        del context
+        return await self._care.unpause(request.session_id)
+
+    async def GetStore(  # noqa: N802 - Named by the protocol.
+        self, request: store_pb2.GetStoreRequest, context: Any
+    ) -> store_pb2.GetStoreResponse:
+        """Tell what lies in the store."""
+        del request, context
+        return await self._care.stat()
+
+    async def CollectGarbage(  # noqa: N802 - Named by the protocol.
+        self, request: store_pb2.CollectGarbageRequest, context: Any
+    ) -> AsyncIterator[store_pb2.CollectGarbageResponse]:
+        """Mend and trim the store."""
+        del context
+        async for done in self._care.collect(dry_run=request.dry_run):
+            yield done
+
+    async def VerifyStore(  # noqa: N802 - Named by the protocol.
+        self, request: store_pb2.VerifyStoreRequest, context: Any
+    ) -> AsyncIterator[store_pb2.VerifyStoreResponse]:
+        """Check every object."""
+        del context
+        async for found in self._care.verify(request):
+            yield found
+
     async def GetSession(  # noqa: N802 - Named by the protocol.
         self, request: cache_manager_pb2.GetSessionRequest, context: Any
     ) -> cache_manager_pb2.GetSessionResponse:
@@ -168,6 +221,8 @@ class CacheManagerServicer(cache_manager_pb2_grpc.CacheManagerServiceServicer):
         session = self._message(record, segments=True)
         if suspended is not None:
             session.suspended.CopyFrom(suspended)
+        with suppress(StoreUnavailableError):
+            await self._listing.add_stored([session])
         return cache_manager_pb2.GetSessionResponse(session=session)
 
     async def ListSessions(  # noqa: N802 - Named by the protocol.
@@ -175,9 +230,7 @@ class CacheManagerServicer(cache_manager_pb2_grpc.CacheManagerServiceServicer):
     ) -> cache_manager_pb2.ListSessionsResponse:
         """List sessions."""
         del context
-        records, token = self._sessions.page(request, read_state(request.state))
-        sessions = [self._message(record, segments=False) for record in records]
-        return cache_manager_pb2.ListSessionsResponse(sessions=sessions, next_page_token=token)
+        return await self._listing.page(request)
 
     async def GetMeasuredProfile(  # noqa: N802 - Named by the protocol.
         self, request: cache_manager_pb2.GetMeasuredProfileRequest, context: Any

@@ -19,6 +19,8 @@ LOGGER = logging.getLogger(__name__)
 
 # Objects that are looked at at once when some must go.
 _BATCH = 16
+# Objects that are told of when only asked what would go.
+_MOST_SHOWN = 512
 # How often room is made for one object; others may take it meanwhile.
 _TRIES = 4
 # Of the store's own bound, when no high-water mark is set: what Redis needs beside our bytes.
@@ -118,6 +120,14 @@ class Space:
         with suppress(StoreUnavailableError):
             await self.registry.use(names, self.limits.pin if pinned else 0.0, ttl)
 
+    async def pin(self, name: ObjectName, seconds: float) -> None:
+        """Let an object stay, and not be evicted, for a time; with 0 it may be evicted from now on.
+
+        Raises:
+            StoreUnavailableError: The store does not answer.
+        """
+        await self.registry.use([name], seconds, seconds)
+
     async def forget(self, names: Sequence[ObjectName]) -> None:
         """Take objects off that have been deleted. What cannot be taken off now is found by the janitor."""
         with suppress(StoreUnavailableError):
@@ -183,14 +193,32 @@ class Space:
             excess.append(("", "high_water", total - round(self.limits.low * self.high)))
         return excess
 
-    async def trim(self) -> None:
-        """Evict until all are within their bounds again, as far as that is possible.
+    async def trim(self) -> list[tuple[str, StoredObject]]:
+        """Evict until all are within their bounds again, as far as that is possible; return what went, and why.
 
         Raises:
             StoreUnavailableError: The store does not answer.
         """
+        gone = []
         for tenant, reason, size in await self.over():
-            await self._make_room([tenant] if tenant else self.tenants, size, reason)
+            evicted = await self._make_room([tenant] if tenant else self.tenants, size, reason)
+            gone += [(reason, each) for each in evicted]
+        return gone
+
+    async def beyond(self) -> list[tuple[str, StoredObject]]:
+        """Return what :meth:`trim` would evict, some hundred objects at most.
+
+        Raises:
+            StoreUnavailableError: The store does not answer.
+        """
+        found: dict[ObjectName, tuple[str, StoredObject]] = {}
+        for tenant, reason, size in await self.over():
+            left = size
+            for each in await self.candidates([tenant] if tenant else self.tenants, _MOST_SHOWN):
+                if left > 0:
+                    found.setdefault(each.name, (reason, each))
+                    left -= each.size
+        return list(found.values())
 
     async def measure(self) -> dict[str, dict[str, Totals]]:
         """Return what the objects of each tenant and kind come to, and show it in the metrics.
@@ -237,14 +265,16 @@ class Space:
         if self.high > 0 and (total > self.high or len(self.tenants) > 1):
             await self.trim()
 
-    async def _make_room(self, tenants: Sequence[str], size: int, reason: str) -> None:
-        """Evict about ``size`` bytes, or less if all that is left is in use."""
-        freed = 0
+    async def _make_room(self, tenants: Sequence[str], size: int, reason: str) -> list[StoredObject]:
+        """Evict about ``size`` bytes, or less if all that is left is in use; return what went."""
+        freed, gone = 0, []
         # Each is evicted, or turns out to be in use and is pinned, so the next are others.
         while freed < size and (found := await self.candidates(tenants, _BATCH)):
             for each in found:
                 if freed < size and await self.evict(each, reason):
                     freed += each.size
+                    gone.append(each)
+        return gone
 
     def _took(self, name: ObjectName, size: int, reason: str) -> None:
         LOGGER.info("stored %s %s was evicted: %s", name.kind, name.name, reason)

@@ -16,7 +16,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, replace
 from functools import partial
 
-from scissorhands.errors import CorruptRowError, SessionConflictError
+from scissorhands.errors import CorruptRowError, NotFoundError, SessionConflictError
 from scissorhands.suspended import Manifest
 from scissorhands_server.manager.keeper import ROW, UNLISTED_SECONDS, Keeper
 from scissorhands_server.manager.parts import in_order
@@ -26,7 +26,8 @@ _RECORD = "suspended:record"
 _PREFIX = "suspended:"
 # Parts that are looked up at once.
 _LOOKUPS = 8
-_STATE = struct.Struct("<QQ?")
+_STATE = struct.Struct("<QQB")
+_HELD, _PAUSED = 1, 2
 
 
 @dataclass(frozen=True)
@@ -38,24 +39,27 @@ class Record:
         written: Fencing token of the turn whose parts the manifest names.
         held: Whether the last turn has not ended, unless its lease has.
         manifest: The manifest; empty if no row is suspended.
+        paused: Whether no turn may begin.
     """
 
     fence: int = 0
     written: int = 0
     held: bool = False
     manifest: bytes = b""
+    paused: bool = False
 
     def pack(self) -> bytes:
         """Write the record."""
-        return _STATE.pack(self.fence, self.written, self.held) + self.manifest
+        flags = self.held * _HELD | self.paused * _PAUSED
+        return _STATE.pack(self.fence, self.written, flags) + self.manifest
 
     @classmethod
     def parse(cls, data: bytes | None) -> "Record":
         """Read a record. What is none, or too short to be one, is that of a session without turns."""
         if data is None or len(data) < _STATE.size:
             return cls()
-        fence, written, held = _STATE.unpack_from(data)
-        return cls(fence, written, held, data[_STATE.size :])
+        fence, written, flags = _STATE.unpack_from(data)
+        return cls(fence, written, bool(flags & _HELD), data[_STATE.size :], bool(flags & _PAUSED))
 
 
 class SuspendedRows(Keeper):
@@ -88,6 +92,10 @@ class SuspendedRows(Keeper):
         owner = self._owner(session_id)
         found = await self._store.get(owner, _RECORD)
         before = Record.parse(found)
+        if before.paused:
+            raise SessionConflictError(
+                f"session {session_id!r} is suspended by hand; 'scissorhands sessions resume {session_id}' ends that"
+            )
         if await self._is_held(owner, before):
             left = await self._store.time_left(owner, _lease(before.fence))
             raise SessionConflictError(
@@ -122,6 +130,34 @@ class SuspendedRows(Keeper):
             await self._store.compare_and_set(owner, _RECORD, found, replace(record, held=False).pack(), self.ttl)
         await self._store.delete(owner, [_lease(fence)])
 
+    async def pause(self, session_id: str) -> None:
+        """Let no turn begin, and let the row stay for as long as if it were new.
+
+        Raises:
+            NotFoundError: No row is suspended.
+            SessionConflictError: A turn runs, or has begun at the same moment.
+        """
+        owner = self._owner(session_id)
+        found = await self._store.get(owner, _RECORD)
+        record = Record.parse(found)
+        if await self._is_held(owner, record):
+            raise SessionConflictError(f"a turn of session {session_id!r} runs; wait for its end")
+        if not record.manifest:
+            raise NotFoundError("session_id", f"nothing is stored of session {session_id!r}")
+        after = replace(record, held=False, paused=True).pack()
+        if not await self._store.compare_and_set(owner, _RECORD, found, after, self.ttl):
+            raise SessionConflictError(f"a turn of session {session_id!r} began at the same moment")
+        if names := _parts_of(record):
+            await self._store.commit(owner, names, self.ttl)
+
+    async def unpause(self, session_id: str) -> None:
+        """Let turns begin again; doing so twice is not an error."""
+        owner = self._owner(session_id)
+        found = await self._store.get(owner, _RECORD)
+        record = Record.parse(found)
+        if record.paused:
+            await self._store.compare_and_set(owner, _RECORD, found, replace(record, paused=False).pack(), self.ttl)
+
     async def put(self, session_id: str, fence: int, index: int, data: bytes) -> None:
         """Write one part."""
         await self._store.put(self._owner(session_id), _part(fence, index), data, UNLISTED_SECONDS)
@@ -136,7 +172,8 @@ class SuspendedRows(Keeper):
         if names:
             await self._store.commit(owner, names, self.ttl)
         found = await self._store.get(owner, _RECORD)
-        before, after = Record.parse(found), Record(fence, fence, held=False, manifest=manifest)
+        before = Record.parse(found)
+        after = replace(before, written=fence, held=False, manifest=manifest)
         if before.fence != fence or not await self._swap(owner, found, after):
             await self._store.delete(owner, names)
             raise SessionConflictError(f"session {session_id!r} has been taken by another turn, or deleted")

@@ -152,7 +152,9 @@ class Suspension:
             manifest = Manifest.parse(record.manifest)
         except CorruptRowError:
             return None
-        return suspension_pb2.SuspendedRow(step=manifest.step, size_bytes=manifest.state_bytes + len(record.manifest))
+        return suspension_pb2.SuspendedRow(
+            step=manifest.step, size_bytes=manifest.state_bytes + len(record.manifest), paused=record.paused
+        )
 
     async def delete(self, session_id: str) -> int:
         """Delete all that the store has of a session; return how many values that was.
