@@ -32,8 +32,13 @@ from scissorhands.wire import policy_request
 
 MAGIC = b"SCSU"
 VERSION = 1
-# The most of one part. A row of more than this has parts of at least half of it.
+# The most of one part.
 PART_BYTES = 4 << 20
+# What Redis keeps beside a value, and its protocol when it receives one, with some room.
+_VALUE_BYTES = 64
+# Of a row's bytes, the part that rounding up may waste without another cut, as a divisor; and what is not worth one.
+_MOST_WASTE = 32
+_SMALL_WASTE = 32 << 10
 MAX_MANIFEST_BYTES = 1 << 20
 
 _START = struct.Struct("<4sHI")
@@ -179,10 +184,28 @@ class Manifest:
 
 
 def cut(data: memoryview) -> list[memoryview]:
-    """Cut a row's bytes into parts, about equally large."""
-    count = -(-len(data) // PART_BYTES)
-    size = -(-len(data) // max(1, count))
-    return [data[start : start + size] for start in range(0, len(data), size)] if count else []
+    """Cut a row's bytes into parts that take little more memory in Redis than their bytes.
+
+    Redis's allocator, jemalloc, has four sizes between a power of two and the next, so what is just above one of them
+    takes up to a quarter more. Parts but the last are just below one.
+    """
+    pieces, at = [], 0
+    while at < len(data):
+        size = _next_part(len(data) - at, waste=len(data) // _MOST_WASTE)
+        pieces.append(data[at : at + size])
+        at += size
+    return pieces
+
+
+def _next_part(left: int, waste: int) -> int:
+    """Return the bytes of the next part, given how many are left and how many may be wasted by rounding up."""
+    if left + _VALUE_BYTES > PART_BYTES:
+        return PART_BYTES - _VALUE_BYTES
+    step = 1 << max(0, (left + _VALUE_BYTES - 1).bit_length() - 3)
+    fits, over = divmod(left + _VALUE_BYTES, step)
+    if not over or step - over <= max(waste, _SMALL_WASTE):
+        return left
+    return fits * step - _VALUE_BYTES
 
 
 def describe(pieces: Sequence[bytes | memoryview]) -> tuple[Part, ...]:

@@ -56,12 +56,25 @@ def test_sizes_out_of_range_are_refused():
         manifest_of(PIECES, policy="x" * 5000).pack()
 
 
-def test_parts_are_large_and_even_and_checked():
+def allocated(size):
+    """Return what jemalloc takes for a value and what is kept beside it: four sizes between powers of two."""
+    step = 1 << (size + 64 - 1).bit_length() - 3
+    return -(-(size + 64) // step) * step
+
+
+@pytest.mark.parametrize("size", [PART_BYTES, 2 * PART_BYTES + 4, 1 << 20, (1 << 20) + 1, 5_000_000, 93_749_823])
+def test_parts_are_few_and_take_hardly_more_memory_than_their_bytes(size):
+    pieces = cut(memoryview(bytes(size)))
+    assert sum(map(len, pieces)) == size
+    assert all(0 < len(piece) < PART_BYTES for piece in pieces)
+    assert len(pieces) <= -(-size // PART_BYTES) + 3
+    assert sum(map(allocated, map(len, pieces))) <= 1.035 * size + (32 << 10)
+
+
+def test_parts_are_in_order_and_checked():
     data = memoryview(bytes(range(256)) * (PART_BYTES // 256) * 2 + b"rest")
     pieces = cut(data)
     assert b"".join(pieces) == data
-    assert len(pieces) == 3
-    assert all(1 << 20 <= len(piece) <= PART_BYTES for piece in pieces)
     assert cut(memoryview(b"")) == []
     part = describe(pieces)[0]
     part.check(pieces[0])
