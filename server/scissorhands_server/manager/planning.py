@@ -104,16 +104,17 @@ class Planning:
         self, messages: AsyncIterator[cache_manager_pb2.PlanEvictionRequest]
     ) -> cache_manager_pb2.PlanEvictionResponse:
         requests = MessageStream(messages, self._settings.stream_timeout)
-        header = await receive_header(requests)
-        grant = check_granted(header.session, self._settings)
-        ticket = self._admission.admit(check_header(header, grant, self._settings))
-        try:
-            record = self._sessions.recall(header.session)
-            received = await receive_layers(requests, header, grant)
-            self._metrics.snapshot_bytes.inc(evidence_bytes(received))
-        except BaseException:
-            ticket.release()
-            raise
+        async with requests.heard_out():
+            header = await receive_header(requests)
+            grant = check_granted(header.session, self._settings)
+            ticket = self._admission.admit(check_header(header, grant, self._settings))
+            try:
+                record = self._sessions.recall(header.session)
+                received = await receive_layers(requests, header, grant)
+                self._metrics.snapshot_bytes.inc(evidence_bytes(received))
+            except BaseException:
+                ticket.release()
+                raise
         computed = await self._compute(received, grant, record.tally if record else None, ticket)
         self._metrics.plan_compute.observe(computed.seconds)
         if record is not None:

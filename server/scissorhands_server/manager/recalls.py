@@ -64,9 +64,9 @@ class Recalls:
             StoreUnavailableError: The store does not answer.
         """
         requests: Requests = MessageStream(messages, self._settings.stream_timeout)
-        header = await self._header(requests)
-        # All of it first: a stream that is ended while its messages are being written tells no reason.
-        sketch = await _sketch(requests, header)
+        async with requests.heard_out():
+            header = await self._header(requests)
+            sketch = await _sketch(requests, header)
         sizes = await self._stored.sizes(header.session_id)
         epochs = [epoch for epoch in sizes if epoch < header.epoch]
         # A summary takes less than half of its segment.

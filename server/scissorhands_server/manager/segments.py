@@ -102,7 +102,8 @@ class Segments:
 
         requests = MessageStream(messages, self._settings.stream_timeout)
         largest = self._settings.max_segment_bytes
-        await receive_segments(requests, self._coming, largest, on_header, on_segment)
+        async with requests.heard_out():
+            await receive_segments(requests, self._coming, largest, on_header, on_segment)
         return response
 
     async def fetch(self, request: cache_manager_pb2.FetchSegmentsRequest) -> AsyncIterator[Chunk]:
