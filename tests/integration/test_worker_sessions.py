@@ -11,6 +11,9 @@ from support.tiny_worker import metrics, tiny_loaded
 
 from scissorhands.v1 import budget_pb2, cache_manager_pb2_grpc, suspension_pb2
 
+# Of each of many conversations.
+TURNS = 20
+
 
 @pytest.fixture
 def manager(start_manager, redis_server):
@@ -138,14 +141,12 @@ async def test_many_conversations_at_once_stay_apart(manager, redis_server):
         canaries = [random_tokens(6, seed=100 + number).tolist() for number in range(8)]
 
         async def talk(number, **more):
-            stubs = [(first, second)[(number + turn) % 2] for turn in range(5)]
-            turns = [
-                [*FIRST[:30], *canary] if turn == 0 else canary for turn, canary in enumerate([canaries[number]] * 5)
-            ]
-            return await converse(stubs, turns, policy="full", **more)
+            stubs = [(first, second)[(number + turn) % 2] for turn in range(TURNS)]
+            turns = [[*FIRST[:30], *canaries[number]], *([canaries[number]] * (TURNS - 1))]
+            return await converse(stubs, turns, policy="full", new=12, **more)
 
         together = await asyncio.gather(*(talk(number, session_id=f"c{number}") for number in range(8)))
-        alone = [await talk(number) for number in range(8)]
+        alone = [await talk(number, no_prefix_cache=True) for number in range(8)]
         assert [ids for ids, _ in together] == [ids for ids, _ in alone]
         assert len({tuple(ids) for ids, _ in together}) == 8
         assert all(all(resumed[1:]) for _, resumed in together)
