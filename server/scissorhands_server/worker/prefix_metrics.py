@@ -2,7 +2,17 @@
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
-FAILURES = ("corrupt", "failed", "late", "manager_unavailable", "mismatch", "no_room", "store_unavailable")
+FAILURES = (
+    "corrupt",
+    "failed",
+    "late",
+    "manager_unavailable",
+    "mismatch",
+    "no_room",
+    "quota",
+    "store_full",
+    "store_unavailable",
+)
 # What becomes of asking for a prefix: used, or why the prompt is read. new: nothing of it is stored; slower: reading is
 # faster than loading, as far as is known.
 LOOKUP_RESULTS = ("hit", "new", "slower", *FAILURES)

@@ -13,6 +13,8 @@ MISSES = (
     "late",
     "manager_unavailable",
     "no_room",
+    "quota",
+    "store_full",
     "store_unavailable",
 )
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5)

@@ -11,6 +11,8 @@ MISSES = (
     "manager_unavailable",
     "mismatch",
     "no_room",
+    "quota",
+    "store_full",
     "store_unavailable",
 )
 RESUME_RESULTS = ("resumed", "new", "tokens", "budget", *MISSES)

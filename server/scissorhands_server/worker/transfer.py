@@ -26,6 +26,8 @@ _REASONS = {
     grpc.StatusCode.RESOURCE_EXHAUSTED: "no_room",
     grpc.StatusCode.UNAVAILABLE: "manager_unavailable",
 }
+# What a manager says of its store, which is no failure of its own.
+_TOLD = {"STORE_UNAVAILABLE": "store_unavailable", "STORE_FULL": "store_full", "QUOTA": "quota"}
 
 Response = TypeVar("Response", suspension_pb2.ResumeSessionResponse, prefix_pb2.LoadPrefixResponse)
 
@@ -86,10 +88,8 @@ def chunks(pieces: Sequence[memoryview]) -> Iterator[bytes]:
 
 def failure_reason(link: ManagerLink, error: grpc.aio.AioRpcError) -> str:
     """Return why a call failed; a manager that does not answer is left alone for a while."""
-    reason = _REASONS.get(error.code(), "failed")
+    reason = _TOLD.get(_told_reason(error)) or _REASONS.get(error.code(), "failed")
     if reason == "manager_unavailable":
-        if _told_reason(error) == "STORE_UNAVAILABLE":
-            return "store_unavailable"
         link.failed(error)
     return reason
 
