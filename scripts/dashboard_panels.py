@@ -1,84 +1,7 @@
 """The panels of the Grafana dashboard, as data."""
 
-from dataclasses import dataclass
-
+from dashboard_queries import MANAGER, WORKER, Graph, Light, Query, busy, mean, quantiles, rate, share, summed
 from grafana_foundation_sdk.models import units
-
-WORKER = "scissorhands_worker_"
-MANAGER = "scissorhands_manager_"
-
-
-@dataclass(frozen=True)
-class Query:
-    """One PromQL expression and the legend of its series, where ``{{label}}`` stands for a label's value."""
-
-    expression: str
-    legend: str
-
-
-@dataclass(frozen=True)
-class Graph:
-    """A panel that draws series over time."""
-
-    title: str
-    description: str
-    unit: str
-    queries: tuple[Query, ...]
-
-
-@dataclass(frozen=True)
-class Light:
-    """A panel that is green while its series are 1 and red while they are 0."""
-
-    title: str
-    description: str
-    query: Query
-
-
-def _sum(metric: str, *labels: str) -> Query:
-    """Return the sum of a gauge over all processes, one series for each value of the labels."""
-    by = f" by ({', '.join(labels)})" if labels else ""
-    legend = " ".join(f"{{{{{label}}}}}" for label in labels) or _words(metric)
-    return Query(f"sum{by} ({metric})", legend)
-
-
-def _rate(metric: str, *labels: str, prefix: str = "") -> Query:
-    """Return the increase per second of a counter, one series for each value of the labels."""
-    by = f" by ({', '.join(labels)})" if labels else ""
-    legend = " ".join(f"{{{{{label}}}}}" for label in labels) or _words(metric)
-    return Query(f"sum{by} (rate({metric}[$__rate_interval]))", f"{prefix}{legend}")
-
-
-def _quantiles(metric: str, *labels: str) -> tuple[Query, ...]:
-    """Return the median, the 90th and the 99th percentile of a histogram."""
-    by = ", ".join(("le", *labels))
-    suffix = "".join(f" {{{{{label}}}}}" for label in labels)
-    return tuple(
-        Query(f"histogram_quantile({q}, sum by ({by}) (rate({metric}_bucket[$__rate_interval])))", f"{name}{suffix}")
-        for q, name in ((0.5, "median"), (0.9, "90 %"), (0.99, "99 %"))
-    )
-
-
-def _busy(query: Query) -> Query:
-    """Return a query without its series that are zero, where there are too many to show."""
-    return Query(f"{query.expression} > 0", query.legend)
-
-
-def _share(part: str, whole: str, legend: str) -> Query:
-    """Return one counter's increase over another's; nothing is drawn while the other stands still."""
-    return Query(f"sum(rate({part}[$__rate_interval])) / (sum(rate({whole}[$__rate_interval])) > 0)", legend)
-
-
-def _mean(metric: str) -> Query:
-    """Return the mean of a histogram."""
-    return _share(f"{metric}_sum", f"{metric}_count", "mean")
-
-
-def _words(metric: str) -> str:
-    """Return a metric's name without prefix and suffix, in words."""
-    name = metric.removeprefix(WORKER).removeprefix(MANAGER)
-    return name.removesuffix("_total").replace("_", " ")
-
 
 ROWS: tuple[tuple[str, tuple[Graph | Light, ...]], ...] = (
     (
@@ -108,42 +31,42 @@ ROWS: tuple[tuple[str, tuple[Graph | Light, ...]], ...] = (
                 "Requests",
                 "Finished requests by result.",
                 units.RequestsPerSecond,
-                (_rate(f"{WORKER}requests_total", "result"),),
+                (rate(f"{WORKER}requests_total", "result"),),
             ),
             Graph(
                 "Tokens",
                 "Prompt tokens read and tokens generated, per second.",
                 units.Short,
-                (_rate(f"{WORKER}prompt_tokens_total"), _rate(f"{WORKER}generated_tokens_total")),
+                (rate(f"{WORKER}prompt_tokens_total"), rate(f"{WORKER}generated_tokens_total")),
             ),
             Graph(
                 "Rows and queue",
                 "Requests that hold a row or wait for one, and how many may.",
                 units.Short,
                 (
-                    _sum(f"{WORKER}rows"),
-                    _sum(f"{WORKER}rows_capacity"),
-                    _sum(f"{WORKER}queue_requests"),
-                    _sum(f"{WORKER}queue_capacity_requests"),
+                    summed(f"{WORKER}rows"),
+                    summed(f"{WORKER}rows_capacity"),
+                    summed(f"{WORKER}queue_requests"),
+                    summed(f"{WORKER}queue_capacity_requests"),
                 ),
             ),
             Graph(
                 "Time to first token",
                 "From arrival.",
                 units.Seconds,
-                _quantiles(f"{WORKER}time_to_first_token_seconds"),
+                quantiles(f"{WORKER}time_to_first_token_seconds"),
             ),
             Graph(
                 "Time between tokens",
                 "While decoding.",
                 units.Seconds,
-                _quantiles(f"{WORKER}inter_token_latency_seconds"),
+                quantiles(f"{WORKER}inter_token_latency_seconds"),
             ),
             Graph(
                 "Time in the queue",
                 "From arrival to the start of prefill.",
                 units.Seconds,
-                _quantiles(f"{WORKER}queue_time_seconds"),
+                quantiles(f"{WORKER}queue_time_seconds"),
             ),
         ),
     ),
@@ -154,7 +77,7 @@ ROWS: tuple[tuple[str, tuple[Graph | Light, ...]], ...] = (
                 "Cache slots",
                 "Slots in use against the budget granted, over all layers and KV heads. The first never passes it.",
                 units.Short,
-                (_sum(f"{WORKER}cache_slots"), _sum(f"{WORKER}cache_budget_slots")),
+                (summed(f"{WORKER}cache_slots"), summed(f"{WORKER}cache_budget_slots")),
             ),
             Graph(
                 "Cache memory",
@@ -162,10 +85,10 @@ ROWS: tuple[tuple[str, tuple[Graph | Light, ...]], ...] = (
                 "what is set aside for full caches to compare with.",
                 units.BytesIEC,
                 (
-                    _sum(f"{WORKER}cache_allocated_bytes"),
-                    _sum(f"{WORKER}cache_packed_bytes"),
-                    _sum(f"{WORKER}cache_full_bytes"),
-                    _sum(f"{WORKER}shadow_reserved_bytes"),
+                    summed(f"{WORKER}cache_allocated_bytes"),
+                    summed(f"{WORKER}cache_packed_bytes"),
+                    summed(f"{WORKER}cache_full_bytes"),
+                    summed(f"{WORKER}shadow_reserved_bytes"),
                 ),
             ),
             Graph(
@@ -183,19 +106,19 @@ ROWS: tuple[tuple[str, tuple[Graph | Light, ...]], ...] = (
                 "Evictions",
                 "By policy and reason, per second.",
                 units.Short,
-                (_rate(f"{WORKER}evictions_total", "policy", "reason"),),
+                (rate(f"{WORKER}evictions_total", "policy", "reason"),),
             ),
             Graph(
                 "Slots evicted",
                 "Per second, over all layers and KV heads.",
                 units.Short,
-                (_rate(f"{WORKER}evicted_slots_total"),),
+                (rate(f"{WORKER}evicted_slots_total"),),
             ),
             Graph(
                 "Attention dropped",
                 "Share of all attention that lay on evicted slots up to their eviction.",
                 units.PercentUnit,
-                (_share(f"{WORKER}attention_mass_dropped_total", f"{WORKER}attention_mass_total", "dropped"),),
+                (share(f"{WORKER}attention_mass_dropped_total", f"{WORKER}attention_mass_total", "dropped"),),
             ),
         ),
     ),
@@ -208,39 +131,39 @@ ROWS: tuple[tuple[str, tuple[Graph | Light, ...]], ...] = (
                 "importance persists, the next queries lose that much. Raise the budget if it is too much.",
                 units.PercentUnit,
                 (
-                    _mean(f"{WORKER}recent_attention_dropped_ratio"),
-                    *_quantiles(f"{WORKER}recent_attention_dropped_ratio")[1:],
+                    mean(f"{WORKER}recent_attention_dropped_ratio"),
+                    *quantiles(f"{WORKER}recent_attention_dropped_ratio")[1:],
                 ),
             ),
             Graph(
                 "Persistence of importance",
                 "Overlap of the half of the slots that mattered with the half that mattered next; 50 % is chance.",
                 units.PercentUnit,
-                (_mean(f"{WORKER}persistence_ratio"), _quantiles(f"{WORKER}persistence_ratio")[0]),
+                (mean(f"{WORKER}persistence_ratio"), quantiles(f"{WORKER}persistence_ratio")[0]),
             ),
             Graph(
                 "Divergence from a full cache",
                 "Nats per generated token, over the answers that are compared.",
                 units.Short,
-                (_share(f"{WORKER}shadow_divergence_nats_total", f"{WORKER}shadow_tokens_total", "nats per token"),),
+                (share(f"{WORKER}shadow_divergence_nats_total", f"{WORKER}shadow_tokens_total", "nats per token"),),
             ),
             Graph(
                 "Same choice as a full cache",
                 "Share of the compared tokens at which both have the same most likely token.",
                 units.PercentUnit,
-                (_share(f"{WORKER}shadow_same_tokens_total", f"{WORKER}shadow_tokens_total", "same"),),
+                (share(f"{WORKER}shadow_same_tokens_total", f"{WORKER}shadow_tokens_total", "same"),),
             ),
             Graph(
                 "Comparisons with a full cache",
                 "By what became of them, per second.",
                 units.Short,
-                (_rate(f"{WORKER}shadows_total", "result"),),
+                (rate(f"{WORKER}shadows_total", "result"),),
             ),
             Graph(
                 "Cost of comparing",
                 "Share of the engine's time that comparing takes.",
                 units.PercentUnit,
-                (_rate(f"{WORKER}shadow_seconds_total"),),
+                (rate(f"{WORKER}shadow_seconds_total"),),
             ),
         ),
     ),
@@ -251,32 +174,32 @@ ROWS: tuple[tuple[str, tuple[Graph | Light, ...]], ...] = (
                 "Plans",
                 "By who computed them and when, per second.",
                 units.Short,
-                (_rate(f"{WORKER}plans_total", "source", "phase"), _rate(f"{WORKER}plans_late_total")),
+                (rate(f"{WORKER}plans_total", "source", "phase"), rate(f"{WORKER}plans_late_total")),
             ),
             Graph(
                 "Plan latency",
                 "From the snapshot to its plan, at the worker.",
                 units.Seconds,
-                _quantiles(f"{WORKER}plan_latency_seconds"),
+                quantiles(f"{WORKER}plan_latency_seconds"),
             ),
-            Graph("Plan computation", "At the manager.", units.Seconds, _quantiles(f"{MANAGER}plan_compute_seconds")),
+            Graph("Plan computation", "At the manager.", units.Seconds, quantiles(f"{MANAGER}plan_compute_seconds")),
             Graph(
                 "Prefill stall",
                 "Seconds per second that prefill waited for plans.",
                 units.PercentUnit,
-                (_rate(f"{WORKER}prefill_stall_seconds_total"),),
+                (rate(f"{WORKER}prefill_stall_seconds_total"),),
             ),
             Graph(
                 "Snapshots received",
                 "At the manager.",
                 units.BytesPerSecondIEC,
-                (_rate(f"{MANAGER}snapshot_bytes_total"),),
+                (rate(f"{MANAGER}snapshot_bytes_total"),),
             ),
             Graph(
                 "Answers of the manager",
                 "Plans by result, per second.",
                 units.Short,
-                (_rate(f"{MANAGER}plans_total", "result"),),
+                (rate(f"{MANAGER}plans_total", "result"),),
             ),
         ),
     ),
@@ -288,42 +211,42 @@ ROWS: tuple[tuple[str, tuple[Graph | Light, ...]], ...] = (
                 "What evictions encoded: sent by the worker by result, stored and refused by the manager.",
                 units.Short,
                 (
-                    _rate(f"{WORKER}segments_total", "result"),
-                    _rate(f"{MANAGER}segments_stored_total"),
-                    _rate(f"{MANAGER}segments_refused_total", "reason", prefix="refused "),
+                    rate(f"{WORKER}segments_total", "result"),
+                    rate(f"{MANAGER}segments_stored_total"),
+                    rate(f"{MANAGER}segments_refused_total", "reason", prefix="refused "),
                 ),
             ),
             Graph(
                 "Segment traffic",
                 "Encoded bytes: sent by the worker by result, stored by the manager.",
                 units.BytesPerSecondIEC,
-                (_rate(f"{WORKER}segment_bytes_total", "result"), _rate(f"{MANAGER}segment_bytes_stored_total")),
+                (rate(f"{WORKER}segment_bytes_total", "result"), rate(f"{MANAGER}segment_bytes_stored_total")),
             ),
             Graph(
                 "Segments that wait at the worker",
                 "In the bounded queue.",
                 units.BytesIEC,
-                (_sum(f"{WORKER}segment_queue_bytes"),),
+                (summed(f"{WORKER}segment_queue_bytes"),),
             ),
             Graph(
                 "Store size",
                 "Bytes of the sessions that the managers remember.",
                 units.BytesIEC,
-                (_sum(f"{MANAGER}store_bytes"),),
+                (summed(f"{MANAGER}store_bytes"),),
             ),
             Graph(
                 "Store operations, 99 %",
                 "By method.",
                 units.Seconds,
-                _quantiles(f"{MANAGER}store_operation_seconds", "method")[2:],
+                quantiles(f"{MANAGER}store_operation_seconds", "method")[2:],
             ),
             Graph(
                 "Errors",
                 "Of the store at the manager, and of the manager at the worker, per second.",
                 units.Short,
                 (
-                    _rate(f"{MANAGER}store_errors_total", "reason", prefix="store "),
-                    _rate(f"{WORKER}manager_errors_total", "reason", prefix="manager "),
+                    rate(f"{MANAGER}store_errors_total", "reason", prefix="store "),
+                    rate(f"{WORKER}manager_errors_total", "reason", prefix="manager "),
                 ),
             ),
         ),
@@ -335,20 +258,20 @@ ROWS: tuple[tuple[str, tuple[Graph | Light, ...]], ...] = (
                 "Turns that resume",
                 "Turns of sessions that are kept, by whether their row was resumed or why not, per second.",
                 units.Short,
-                (_busy(_rate(f"{WORKER}resumes_total", "result")),),
+                (busy(rate(f"{WORKER}resumes_total", "result")),),
             ),
             Graph(
                 "Rows kept",
                 "By what became of them at the end of a turn, per second.",
                 units.Short,
-                (_busy(_rate(f"{WORKER}suspends_total", "result")),),
+                (busy(rate(f"{WORKER}suspends_total", "result")),),
             ),
             Graph(
                 "Time to resume and to suspend",
                 "From asking for a row to having it, and from the end of an answer to its row being in the store.",
                 units.Seconds,
                 tuple(
-                    Query(_quantiles(f"{WORKER}{name}_seconds")[2].expression, f"{name}, 99 %")
+                    Query(quantiles(f"{WORKER}{name}_seconds")[2].expression, f"{name}, 99 %")
                     for name in ("resume", "suspend")
                 ),
             ),
@@ -361,38 +284,85 @@ ROWS: tuple[tuple[str, tuple[Graph | Light, ...]], ...] = (
                 "Prefixes asked for",
                 "Prompts, by whether what they begin with came from the store or why not, per second.",
                 units.Short,
-                (_busy(_rate(f"{WORKER}prefix_lookups_total", "result")),),
+                (busy(rate(f"{WORKER}prefix_lookups_total", "result")),),
             ),
             Graph(
                 "Prompt tokens",
                 "Read, and not read because their prefix was stored, per second.",
                 units.Short,
-                (_rate(f"{WORKER}prompt_tokens_total"), _rate(f"{WORKER}prefix_tokens_total")),
+                (rate(f"{WORKER}prompt_tokens_total"), rate(f"{WORKER}prefix_tokens_total")),
             ),
             Graph(
                 "Time to find a prefix",
                 "From asking to having it, or to knowing that there is none; and seconds per second that were saved.",
                 units.Seconds,
-                (*_quantiles(f"{WORKER}prefix_lookup_seconds"), _rate(f"{WORKER}prefix_saved_seconds_total")),
+                (*quantiles(f"{WORKER}prefix_lookup_seconds"), rate(f"{WORKER}prefix_saved_seconds_total")),
             ),
             Graph(
                 "Recalls",
                 "Times that rows asked for evicted slots, and segments that were missed, per second.",
                 units.Short,
-                (_busy(_rate(f"{WORKER}recalls_total", "result")), _rate(f"{WORKER}recall_misses_total", "reason")),
+                (busy(rate(f"{WORKER}recalls_total", "result")), rate(f"{WORKER}recall_misses_total", "reason")),
+            ),
+        ),
+    ),
+    (
+        "Space in the store",
+        (
+            Graph(
+                "Stored",
+                "Bytes of whole objects, by kind; every manager tells the same.",
+                units.BytesIEC,
+                (Query(f"max by (kind) ({MANAGER}stored_bytes)", "{{kind}}"),),
+            ),
+            Graph(
+                "Objects",
+                "By kind; every manager tells the same.",
+                units.Short,
+                (Query(f"max by (kind) ({MANAGER}stored_objects)", "{{kind}}"),),
+            ),
+            Graph(
+                "Memory of the store",
+                "By its own account, and the most that it may take; 0 if there is no bound.",
+                units.BytesIEC,
+                (
+                    Query(f"max({MANAGER}store_memory_bytes)", "taken"),
+                    Query(f"max({MANAGER}store_most_memory_bytes)", "most"),
+                ),
+            ),
+            Graph(
+                "Objects evicted",
+                "To stay within a quota or below the high-water mark, or because a part was missing, per second.",
+                units.Short,
+                (busy(rate(f"{MANAGER}evicted_objects_total", "kind", "reason")),),
+            ),
+            Graph(
+                "Bytes evicted",
+                "Of these objects.",
+                units.BytesPerSecondIEC,
+                (busy(rate(f"{MANAGER}evicted_object_bytes_total", "kind", "reason")),),
+            ),
+            Graph(
+                "Refused and mended",
+                "Objects that found no room, and what the janitor mended, per second.",
+                units.Short,
+                (
+                    rate(f"{MANAGER}quota_refusals_total", "kind", prefix="refused "),
+                    rate(f"{MANAGER}janitor_mends_total", "result", prefix="mended "),
+                ),
             ),
         ),
     ),
     (
         "Cache manager",
         (
-            Graph("Sessions", "By state.", units.Short, (_sum(f"{MANAGER}sessions", "state"),)),
-            Graph("Grants", "By result, per second.", units.Short, (_rate(f"{MANAGER}grants_total", "result"),)),
+            Graph("Sessions", "By state.", units.Short, (summed(f"{MANAGER}sessions", "state"),)),
+            Graph("Grants", "By result, per second.", units.Short, (rate(f"{MANAGER}grants_total", "result"),)),
             Graph(
                 "Calls",
                 "By method and status, per second; those that happen at all.",
                 units.RequestsPerSecond,
-                (_busy(_rate(f"{MANAGER}grpc_requests_total", "method", "code")),),
+                (busy(rate(f"{MANAGER}grpc_requests_total", "method", "code")),),
             ),
         ),
     ),

@@ -7,7 +7,8 @@ from itertools import count
 from pathlib import Path
 from string import ascii_uppercase
 
-from dashboard_panels import ROWS, Graph, Light, Query
+from dashboard_panels import ROWS
+from dashboard_queries import Graph, Light, Query
 from grafana_foundation_sdk.builders import common, dashboard, prometheus, stat, timeseries
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.models.common import (
