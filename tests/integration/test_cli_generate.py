@@ -167,9 +167,9 @@ def test_nobody_at_the_address():
 
 @pytest.mark.parametrize("arguments", [["generate", "hang"], ["generate", "silence"], ["generate", "hang", "--json"]])
 def test_ctrl_c_cancels_at_the_server(worker, arguments):
-    process = subprocess.Popen(
-        command(worker, *arguments), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
-    )
+    # Whoever runs the tests in the background may have taken Ctrl-C away from their processes.
+    words = ["env", "--default-signal=INT", *command(worker, *arguments)]
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
     try:
         assert worker.script.started.wait(PATIENCE)
         process.send_signal(signal.SIGINT)
