@@ -42,8 +42,9 @@ class RedisCluster:
         for number, node in enumerate(self.nodes):
             begin, end = (SLOTS * edge // len(self.nodes) for edge in (number, number + 1))
             assert node.command("CLUSTER", "ADDSLOTSRANGE", begin, end - 1) == b"+OK\r\n"
-            # Nodes that join with equal epochs take turns to change them until none is equal, which takes seconds.
-            assert node.command("CLUSTER", "SET-CONFIG-EPOCH", number + 1) == b"+OK\r\n"
+            # Nodes that join with equal epochs take turns to change them until none is equal, which takes seconds. A
+            # node that refuses has an epoch already.
+            node.command("CLUSTER", "SET-CONFIG-EPOCH", number + 1)
         for node, bus in zip(self.nodes[1:], self._buses[1:], strict=True):
             self.nodes[0].command("CLUSTER", "MEET", "127.0.0.1", node.port, bus)
         for node in self.nodes:
