@@ -24,13 +24,12 @@ import struct
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
 
-from isal.isal_zlib import crc32
-
 from scissorhands.budget import Grant, ModelShape
-from scissorhands.errors import CorruptRowError, MismatchError
+from scissorhands.errors import MismatchError
 from scissorhands.formats import EXACT
+from scissorhands.framed import frame, read_frame
 from scissorhands.grant import codecs_text, grant_text, slots_text
-from scissorhands.suspended import MAX_MANIFEST_BYTES, PART_BYTES, Part, token_bytes
+from scissorhands.suspended import PART_BYTES, Part, token_bytes
 from scissorhands.texts import pack_texts, unpack_texts
 
 MAGIC = b"SCPX"
@@ -41,7 +40,6 @@ MAX_WHOLE = 256
 # Of a request's boundaries. A row of 256 tokens a boundary comes to 200,000 tokens.
 MAX_BOUNDARIES = 1024
 
-_START = struct.Struct("<4sHI")
 _COUNTS = struct.Struct("<IIIIII")
 _PART = struct.Struct("<II")
 _NUMBER = struct.Struct("<I")
@@ -199,7 +197,7 @@ class PrefixManifest:
         """Write the manifest.
 
         Raises:
-            ValueError: It is above :data:`~scissorhands.suspended.MAX_MANIFEST_BYTES`, or a text is too long.
+            ValueError: It is above :data:`~scissorhands.framed.MAX_MANIFEST_BYTES`, or a text is too long.
         """
         sizes = (len(self.lengths), len(self.grown), len(self.evidence))
         body = b"".join(
@@ -211,11 +209,7 @@ class PrefixManifest:
                 *(_PART.pack(part.size, part.crc) for part in self.parts),
             ]
         )
-        size = _START.size + len(body) + _NUMBER.size
-        if size > MAX_MANIFEST_BYTES:
-            raise ValueError(f"a manifest of {size} bytes is above the limit of {MAX_MANIFEST_BYTES}")
-        checked = _START.pack(MAGIC, VERSION, size) + body
-        return checked + _NUMBER.pack(crc32(checked))
+        return frame(MAGIC, VERSION, body)
 
     @classmethod
     def parse(cls, data: bytes) -> "PrefixManifest":
@@ -224,24 +218,12 @@ class PrefixManifest:
         Raises:
             CorruptRowError: The bytes fail a check, or are of another version.
         """
-        if not _START.size + KEY_BYTES + _NUMBER.size <= len(data) <= MAX_MANIFEST_BYTES:
-            raise CorruptRowError(f"a manifest cannot be {len(data)} bytes")
-        magic, version, size = _START.unpack_from(data)
-        if magic != MAGIC or version != VERSION:
-            raise CorruptRowError(f"not a manifest of version {VERSION}")
-        body = memoryview(data)[: -_NUMBER.size]
-        if size != len(data) or _NUMBER.unpack_from(data, len(body))[0] != crc32(body):
-            raise CorruptRowError("the manifest fails its checksum")
-        try:
-            return _parse_body(body)
-        except (struct.error, ValueError) as error:
-            raise CorruptRowError(f"the manifest is malformed: {error}") from error
+        return read_frame(data, MAGIC, VERSION, _parse_body)
 
 
 def _parse_body(body: memoryview) -> PrefixManifest:
-    at = _START.size + KEY_BYTES
-    key = bytes(body[_START.size : at])
-    texts, at = unpack_texts(body, at, len(fields(PrefixIdentity)))
+    key = bytes(body[:KEY_BYTES])
+    texts, at = unpack_texts(body, KEY_BYTES, len(fields(PrefixIdentity)))
     start, step, epoch, layers, grown, evidence = _COUNTS.unpack_from(body, at)
     at += _COUNTS.size
     if len(body) - at != layers * _NUMBER.size + (grown + evidence) * _PART.size:

@@ -26,6 +26,7 @@ from isal.isal_zlib import crc32
 from scissorhands.budget import Grant, ModelShape
 from scissorhands.errors import CorruptRowError, MismatchError
 from scissorhands.formats import EXACT
+from scissorhands.framed import frame, read_frame
 from scissorhands.texts import pack_texts, unpack_texts
 from scissorhands.v1 import suspension_pb2
 from scissorhands.wire import policy_request
@@ -39,9 +40,7 @@ _VALUE_BYTES = 64
 # Of a row's bytes, the part that rounding up may waste without another cut, as a divisor; and what is not worth one.
 _MOST_WASTE = 32
 _SMALL_WASTE = 32 << 10
-MAX_MANIFEST_BYTES = 1 << 20
 
-_START = struct.Struct("<4sHI")
 _COUNTS = struct.Struct("<IIIIII")
 _PART = struct.Struct("<II")
 _NUMBER = struct.Struct("<I")
@@ -144,7 +143,7 @@ class Manifest:
         """Write the manifest.
 
         Raises:
-            ValueError: It is above :data:`MAX_MANIFEST_BYTES`, or a text of the identity is too long.
+            ValueError: It is above :data:`~scissorhands.framed.MAX_MANIFEST_BYTES`, or a text is too long.
         """
         counts = (self.step, self.epoch, self.prompt, len(self.lengths), len(self.parts), len(self.grant))
         body = b"".join(
@@ -156,11 +155,7 @@ class Manifest:
                 self.grant,
             ]
         )
-        size = _START.size + len(body) + _NUMBER.size
-        if size > MAX_MANIFEST_BYTES:
-            raise ValueError(f"a manifest of {size} bytes is above the limit of {MAX_MANIFEST_BYTES}")
-        checked = _START.pack(MAGIC, VERSION, size) + body
-        return checked + _NUMBER.pack(crc32(checked))
+        return frame(MAGIC, VERSION, body)
 
     @classmethod
     def parse(cls, data: bytes) -> "Manifest":
@@ -169,18 +164,7 @@ class Manifest:
         Raises:
             CorruptRowError: The bytes fail a check, or are of another version.
         """
-        if not _START.size + _NUMBER.size <= len(data) <= MAX_MANIFEST_BYTES:
-            raise CorruptRowError(f"a manifest cannot be {len(data)} bytes")
-        magic, version, size = _START.unpack_from(data)
-        if magic != MAGIC or version != VERSION:
-            raise CorruptRowError(f"not a manifest of version {VERSION}")
-        body = memoryview(data)[: -_NUMBER.size]
-        if size != len(data) or _NUMBER.unpack_from(data, len(body))[0] != crc32(body):
-            raise CorruptRowError("the manifest fails its checksum")
-        try:
-            return _parse_body(body)
-        except (struct.error, ValueError) as error:
-            raise CorruptRowError(f"the manifest is malformed: {error}") from error
+        return read_frame(data, MAGIC, VERSION, _parse_body)
 
 
 def cut(data: memoryview) -> list[memoryview]:
@@ -275,7 +259,7 @@ def takes(grant: Grant, held: Grant, manifest: Manifest, shape: ModelShape, tota
 
 
 def _parse_body(body: memoryview) -> Manifest:
-    texts, at = unpack_texts(body, _START.size, len(fields(SuspendedIdentity)))
+    texts, at = unpack_texts(body, 0, len(fields(SuspendedIdentity)))
     step, epoch, prompt, layers, parts, grant_bytes = _COUNTS.unpack_from(body, at)
     at += _COUNTS.size
     if len(body) - at != layers * _NUMBER.size + parts * _PART.size + grant_bytes:

@@ -7,8 +7,8 @@ from support.manager_data import model
 from support.suspended_data import asked, identity, manifest_of
 
 from scissorhands.errors import CorruptRowError, MismatchError
+from scissorhands.framed import MAX_MANIFEST_BYTES
 from scissorhands.suspended import (
-    MAX_MANIFEST_BYTES,
     PART_BYTES,
     Manifest,
     SuspendedIdentity,
