@@ -8,31 +8,17 @@ A row is saved between turns. What comes next is a prompt, before which the cach
 (:meth:`~scissorhands.cache.ResidentCache.prepare_prefill`); so there is none to save.
 """
 
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
-
-import torch
+from collections.abc import Sequence
 
 from scissorhands.errors import CorruptRowError, EngineError
+from scissorhands.places import Place, extent, gather, place_behind, scatter
 from scissorhands.row import Row
 from scissorhands.suspended import Manifest, token_bytes
-
-# Where every tensor begins: a multiple of the largest element, so that bytes can be viewed as its numbers.
-_ALIGNMENT = 16
-
-
-class _Place(NamedTuple):
-    """Where the slots in use of one tensor ``[kv_heads, n, ...]`` lie in the bytes."""
-
-    slots: torch.Tensor
-    start: int
-    size: int
 
 
 def state_bytes(row: Row) -> int:
     """Return the bytes of a row's state."""
-    places = list(_places(row, row.lengths, row.step))
-    return places[-1].start + places[-1].size if places else _ids_bytes(row.step)
+    return extent(_places(row, row.lengths, row.step), _ids_bytes(row.step))
 
 
 def save(row: Row, ids: Sequence[int]) -> memoryview:
@@ -47,14 +33,7 @@ def save(row: Row, ids: Sequence[int]) -> memoryview:
     """
     if row.observed_layers or len(ids) != row.step:
         raise EngineError(f"a row that has seen {row.step} tokens cannot be saved with {len(ids)} ids, or in a pass")
-    data = torch.zeros(state_bytes(row), dtype=torch.uint8, device=row.pool.layers[0].keys.device)
-    head = token_bytes(ids)
-    if head:
-        data[: len(head)] = torch.frombuffer(bytearray(head), dtype=torch.uint8)
-    for slots, start, size in _places(row, row.lengths, row.step):
-        own = data[start : start + size].view(slots.dtype).view(slots.shape)
-        own.copy_(slots)
-    return memoryview(data.cpu().numpy())  # type: ignore[arg-type] # An array is a buffer; numpy's types cannot tell.
+    return gather(_places(row, row.lengths, row.step), row.pool.layers[0].keys.device, token_bytes(ids))
 
 
 def restore(row: Row, manifest: Manifest, data: bytearray | memoryview, ids: Sequence[int]) -> None:
@@ -74,31 +53,28 @@ def restore(row: Row, manifest: Manifest, data: bytearray | memoryview, ids: Seq
     for length, most in zip(manifest.lengths, row.grant.layer_slots, strict=True):
         if length > min(most, manifest.step):
             raise CorruptRowError(f"{length} slots do not fit into {most}")
-    places = list(_places(row, manifest.lengths, manifest.step))
-    wanted = places[-1].start + places[-1].size if places else _ids_bytes(manifest.step)
+    places = _places(row, manifest.lengths, manifest.step)
+    wanted = extent(places, _ids_bytes(manifest.step))
     if len(data) != wanted:
         raise CorruptRowError(f"the state is {len(data)} bytes instead of {wanted}")
     head = token_bytes(ids)
     if len(ids) != manifest.step or bytes(data[: len(head)]) != head:
         raise CorruptRowError("the state is of other tokens")
-    bytes_ = torch.frombuffer(data, dtype=torch.uint8).to(row.pool.layers[0].keys.device)
-    for slots, start, size in places:
-        slots.copy_(bytes_[start : start + size].view(slots.dtype).view(slots.shape))
+    scatter(data, places, row.pool.layers[0].keys.device)
     row.lengths = list(manifest.lengths)
     row.step, row.epoch, row.prompt = manifest.step, manifest.epoch, manifest.prompt
 
 
-def _places(row: Row, lengths: Sequence[int], step: int) -> Iterator[_Place]:
-    """Yield where each tensor's slots in use go; tensors without bytes have no place."""
-    end = _ids_bytes(step)
+def _places(row: Row, lengths: Sequence[int], step: int) -> list[Place]:
+    """Return where each tensor's slots in use go; tensors without bytes have no place."""
+    places: list[Place] = []
     for layer, length in zip(row.pool.layers, lengths, strict=True):
         for tensor in layer.tensors():
-            slots = tensor[row.index, :, :length]
-            size = slots.numel() * slots.element_size()
-            if size:
-                start = -(-end // _ALIGNMENT) * _ALIGNMENT
-                yield _Place(slots, start, size)
-                end = start + size
+            end = extent(places, _ids_bytes(step))
+            place = place_behind(end, tensor[row.index], slice(length), min(length, tensor.shape[2]))
+            if place:
+                places.append(place)
+    return places
 
 
 def _ids_bytes(step: int) -> int:
