@@ -4,6 +4,7 @@ What goes out is chosen by the row's policy, as in an eviction: sinks and recent
 any other, so nothing is lost. Recalled slots keep their true positions and go where these belong.
 """
 
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -13,7 +14,7 @@ import torch
 from scissorhands.cache import ResidentCache
 from scissorhands.layer_pool import LayerPool
 from scissorhands.policies import get_policy
-from scissorhands.policies.base import lowest
+from scissorhands.policies.base import Scores, lowest
 from scissorhands.recall import Chosen, HeadSketch, allowance
 from scissorhands.row import Row
 from scissorhands.signals import Resident
@@ -89,14 +90,18 @@ def swap(cache: ResidentCache, row: Row, sketch: Sequence[HeadSketch], candidate
     """
     policy = get_policy(row.grant.policy, row.grant.preset)
     snapshot = cache.snapshot(row, ahead=0, incoming=0)
+
+    @functools.cache  # The heads of a layer are ranked together.
+    def ranks(layer: int) -> Scores:
+        parameters = row.grant.parameters.within(row.grant.layer_slots[layer])
+        return policy.ranks(snapshot.layers[layer], parameters, snapshot)
+
     taken, keys = [], []
     for place, ((layer, pool, head), asked) in enumerate(zip(_heads(row), sketch, strict=True)):
         victims = np.zeros(0, dtype=np.intp)
         if place in candidates and asked.allowance:
             coming = _best(asked, candidates[place], pool, head)
-            parameters = row.grant.parameters.within(row.grant.layer_slots[layer])
-            ranks = policy.ranks(snapshot.layers[layer], parameters, snapshot)[head : head + 1]
-            victims = np.flatnonzero(lowest(ranks, len(coming.positions))[0])
+            victims = np.flatnonzero(lowest(ranks(layer)[head : head + 1], len(coming.positions))[0])
         out = _taken(row, pool, head, torch.from_numpy(victims).to(cache.device))
         if victims.size:
             _put(row, pool, head, row.lengths[layer], victims, coming)

@@ -21,8 +21,6 @@ from scissorhands_server.worker.uploader import Uploader
 
 LOGGER = logging.getLogger(__name__)
 
-Call = "grpc.aio.StreamStreamCall[Any, recall_pb2.RecallSectionsResponse]"
-
 
 @dataclass(frozen=True)
 class CameSection:
