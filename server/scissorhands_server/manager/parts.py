@@ -19,11 +19,9 @@ from scissorhands.errors import (
 )
 from scissorhands.suspended import PART_BYTES, Part
 from scissorhands.v1 import prefix_pb2, suspension_pb2
+from scissorhands_server.chunks import MAX_CHUNK_BYTES
 from scissorhands_server.manager.stream import MessageStream
 
-MAX_CHUNK_BYTES = 1 << 20
-# What is sent at once. grpc moves messages of this size fastest: larger ones are mapped and unmapped one by one.
-CHUNK_BYTES = 1 << 18
 # The most that a stream holds: the part in hand, and the one that is fetched or written meanwhile.
 STREAM_BYTES = 2 * PART_BYTES
 
@@ -58,11 +56,6 @@ async def in_order(fetches: Sequence[Callable[[], Awaitable[bytes]]]) -> AsyncGe
         if following is not None:
             following.cancel()
             await asyncio.gather(following, return_exceptions=True)
-
-
-def chunks(data: bytes) -> Iterator[bytes]:
-    """Yield a part in pieces of a message each."""
-    return (data[start : start + CHUNK_BYTES] for start in range(0, len(data), CHUNK_BYTES))
 
 
 async def receive(requests: MessageStream[Message], part: Part) -> bytes:

@@ -10,9 +10,10 @@ from functools import partial
 from scissorhands.errors import CorruptRowError, InvalidRequestError, MismatchError, StoreUnavailableError
 from scissorhands.prefix import KEY_BYTES, MAX_BOUNDARIES, PrefixManifest
 from scissorhands.v1 import prefix_pb2
+from scissorhands_server.chunks import chunks
 from scissorhands_server.manager.admission import Admission
 from scissorhands_server.manager.metrics import ManagerMetrics
-from scissorhands_server.manager.parts import STREAM_BYTES, chunks, counted, in_order, receive_all
+from scissorhands_server.manager.parts import STREAM_BYTES, counted, in_order, receive_all
 from scissorhands_server.manager.settings import ManagerSettings
 from scissorhands_server.manager.space import Space
 from scissorhands_server.manager.stored_prefixes import StoredPrefix, StoredPrefixes, size_of

@@ -17,13 +17,13 @@ from scissorhands.recall_wire import read_layer, slots_bytes
 from scissorhands.segment import SegmentHeader
 from scissorhands.summary import SectionSummary, read_summary
 from scissorhands.v1 import recall_pb2
+from scissorhands_server.chunks import MAX_CHUNK_BYTES, chunks
 from scissorhands_server.manager.admission import Admission
 from scissorhands_server.manager.checks import check_session_id
 from scissorhands_server.manager.metrics import ManagerMetrics
 from scissorhands_server.manager.settings import ManagerSettings
 from scissorhands_server.manager.stored import StoredSegments, part_of
 from scissorhands_server.manager.stream import MessageStream
-from scissorhands_server.manager.uploads import MAX_CHUNK_BYTES
 
 LOGGER = logging.getLogger(__name__)
 
@@ -158,8 +158,8 @@ class Recalls:
                     part = next(parts)
                     yield Response(section=recall_pb2.RecalledSection(place=part.head, slots=slots_bytes(part.slots)))
                     own = part_of(run, data, section)
-                    for start in range(0, len(own), MAX_CHUNK_BYTES):
-                        yield Response(chunk=own[start : start + MAX_CHUNK_BYTES])
+                    for chunk in chunks(own, MAX_CHUNK_BYTES):
+                        yield Response(chunk=chunk)
                     self._metrics.recall_sections.inc()
                     self._metrics.recall_bytes.inc(len(own))
 

@@ -16,6 +16,7 @@ from scissorhands.errors import (
 from scissorhands.ledger import Ledger, SegmentRecord, SessionRecord
 from scissorhands.segment import SegmentHeader, check_segment
 from scissorhands.v1 import cache_manager_pb2
+from scissorhands_server.chunks import MAX_CHUNK_BYTES, chunks
 from scissorhands_server.manager.admission import Admission
 from scissorhands_server.manager.checks import check_granted, check_session_id
 from scissorhands_server.manager.metrics import ManagerMetrics
@@ -24,7 +25,7 @@ from scissorhands_server.manager.settings import ManagerSettings
 from scissorhands_server.manager.space import Space
 from scissorhands_server.manager.stored import StoredSegments, part_of
 from scissorhands_server.manager.stream import MessageStream
-from scissorhands_server.manager.uploads import MAX_CHUNK_BYTES, receive_segments
+from scissorhands_server.manager.uploads import receive_segments
 
 LOGGER = logging.getLogger(__name__)
 
@@ -123,11 +124,11 @@ class Segments:
         await self._space.use([self._stored.object_name(request.session_id)], pinned=True)
         for epoch in request.epochs or stored:
             header = await self._stored.header(request.session_id, epoch)
-            chunks = self._sections(request, epoch, header) if request.sections else self._whole(request, epoch, header)
+            sent = self._sections(request, epoch, header) if request.sections else self._whole(request, epoch, header)
             # A client that does not read holds what was read for it.
             ticket = self._going.admit(self._stored.most_held(header))
             try:
-                async for chunk in chunks:
+                async for chunk in sent:
                     yield chunk
             finally:
                 ticket.release()
@@ -208,11 +209,11 @@ class Segments:
     ) -> AsyncIterator[Chunk]:
         left = header.size
         start = await self._stored.raw_header(request.session_id, epoch, header)
-        for piece in _pieces(start):
+        for piece in chunks(start, MAX_CHUNK_BYTES):
             left -= len(piece)
             yield Chunk(epoch=epoch, chunk=piece, last=left == 0)
         async for _, data in self._stored.runs(request.session_id, epoch, list(header.sections)):
-            for piece in _pieces(data):
+            for piece in chunks(data, MAX_CHUNK_BYTES):
                 left -= len(piece)
                 yield Chunk(epoch=epoch, chunk=piece, last=left == 0)
 
@@ -231,7 +232,7 @@ class Segments:
         async for run, data in self._stored.runs(request.session_id, epoch, wanted):
             for section in run:
                 address, left = next(addresses), section.size
-                for piece in _pieces(part_of(run, data, section)) or [b""]:
+                for piece in list(chunks(part_of(run, data, section), MAX_CHUNK_BYTES)) or [b""]:
                     left -= len(piece)
                     yield Chunk(epoch=epoch, section=address, chunk=piece, last=left == 0)
 
@@ -261,7 +262,3 @@ def _check_identity(parsed: SegmentHeader, header: cache_manager_pb2.SegmentHead
     )
     if found != said:
         raise CorruptSegmentError(f"the segment is of {found}, its upload says {said}")
-
-
-def _pieces(data: bytes) -> list[bytes]:
-    return [data[start : start + MAX_CHUNK_BYTES] for start in range(0, len(data), MAX_CHUNK_BYTES)]

@@ -15,11 +15,12 @@ from scissorhands.errors import (
 )
 from scissorhands.suspended import Manifest, asked_identity
 from scissorhands.v1 import cache_manager_pb2, suspension_pb2
+from scissorhands_server.chunks import chunks
 from scissorhands_server.manager.admission import Admission
 from scissorhands_server.manager.checks import check_session_id
 from scissorhands_server.manager.keeper import ARCHIVE
 from scissorhands_server.manager.metrics import ManagerMetrics
-from scissorhands_server.manager.parts import STREAM_BYTES, chunks, counted, receive_all
+from scissorhands_server.manager.parts import STREAM_BYTES, counted, receive_all
 from scissorhands_server.manager.settings import ManagerSettings
 from scissorhands_server.manager.space import Space
 from scissorhands_server.manager.stream import MessageStream

@@ -4,10 +4,9 @@ from collections.abc import Awaitable, Callable
 
 from scissorhands.errors import InvalidRequestError
 from scissorhands.v1 import cache_manager_pb2
+from scissorhands_server.chunks import MAX_CHUNK_BYTES
 from scissorhands_server.manager.admission import Admission
 from scissorhands_server.manager.stream import MessageStream
-
-MAX_CHUNK_BYTES = 1 << 20
 
 Requests = MessageStream[cache_manager_pb2.OffloadSegmentsRequest]
 # Called before a segment's bytes come; raises if the header is malformed.

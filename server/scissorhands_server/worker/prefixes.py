@@ -21,6 +21,7 @@ from scissorhands.prefix_state import PrefixPiece
 from scissorhands.suspended import cut, describe
 from scissorhands.v1 import prefix_pb2
 from scissorhands.wire import model_shape
+from scissorhands_server.chunks import chunks
 from scissorhands_server.worker.link import ManagerLink
 from scissorhands_server.worker.loading import LoadedModel
 from scissorhands_server.worker.memory import Memory
@@ -29,7 +30,7 @@ from scissorhands_server.worker.prefix import LoadedPrefix, PassedBoundary, Pref
 from scissorhands_server.worker.prefix_rates import Rates
 from scissorhands_server.worker.resident import resident_version
 from scissorhands_server.worker.settings import WorkerSettings
-from scissorhands_server.worker.transfer import Miss, chunks, failure_reason, next_message, receive
+from scissorhands_server.worker.transfer import Miss, failure_reason, next_message, receive
 
 LOGGER = logging.getLogger(__name__)
 
@@ -243,5 +244,6 @@ def _check(places: Sequence[Boundary], stored: Sequence[PrefixManifest]) -> None
 
 def _messages(manifest: bytes, pieces: Sequence[memoryview]) -> Iterator[Request]:
     yield Request(header=prefix_pb2.StorePrefixHeader(manifest=manifest))
-    for chunk in chunks(pieces):
-        yield Request(chunk=chunk)
+    for piece in pieces:
+        for chunk in chunks(piece):
+            yield Request(chunk=bytes(chunk))

@@ -20,6 +20,7 @@ from scissorhands.errors import CorruptRowError, InvalidRequestError, MismatchEr
 from scissorhands.suspended import Manifest, SuspendedIdentity, asked_identity, cut, describe, token_digest
 from scissorhands.v1 import budget_pb2, suspension_pb2
 from scissorhands.wire import read_grant
+from scissorhands_server.chunks import chunks
 from scissorhands_server.worker.link import ManagerLink
 from scissorhands_server.worker.loading import LoadedModel
 from scissorhands_server.worker.memory import Memory
@@ -27,7 +28,7 @@ from scissorhands_server.worker.offload import DEFAULT_TENANT
 from scissorhands_server.worker.resident import resident_version
 from scissorhands_server.worker.settings import WorkerSettings
 from scissorhands_server.worker.task import Task
-from scissorhands_server.worker.transfer import Miss, chunks, failure_reason, next_message, receive, retry_delay
+from scissorhands_server.worker.transfer import Miss, failure_reason, next_message, receive, retry_delay
 from scissorhands_server.worker.turn import KeptRow, ResumedRow, Turn
 from scissorhands_server.worker.uploader import Uploader
 
@@ -234,5 +235,6 @@ class Suspension:
 def _messages(turn: Turn, manifest: bytes, pieces: Sequence[memoryview]) -> Iterator[Request]:
     header = suspension_pb2.SuspendHeader(session_id=turn.session_id, fence=turn.fence, manifest=manifest)
     yield Request(header=header)
-    for chunk in chunks(pieces):
-        yield Request(chunk=chunk)
+    for piece in pieces:
+        for chunk in chunks(piece):
+            yield Request(chunk=bytes(chunk))

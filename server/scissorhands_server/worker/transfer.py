@@ -1,6 +1,6 @@
 """Rows on their way between worker and manager: parts in chunks, and why a call failed."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, TypeVar, cast
 
 import grpc
@@ -13,9 +13,6 @@ from scissorhands.errors import CorruptRowError
 from scissorhands.suspended import Part
 from scissorhands.v1 import prefix_pb2, suspension_pb2
 from scissorhands_server.worker.link import ManagerLink
-
-# What is sent at once. grpc moves messages of this size fastest: larger ones are mapped and unmapped one by one.
-CHUNK_BYTES = 1 << 18
 
 _REASONS = {
     grpc.StatusCode.NOT_FOUND: "new",
@@ -77,13 +74,6 @@ async def receive(
             at += len(chunk)
         part.check(data[start:at])
         received.inc(part.size)
-
-
-def chunks(pieces: Sequence[memoryview]) -> Iterator[bytes]:
-    """Yield parts in pieces of a message each."""
-    for piece in pieces:
-        for start in range(0, len(piece), CHUNK_BYTES):
-            yield bytes(piece[start : start + CHUNK_BYTES])
 
 
 def failure_reason(link: ManagerLink, error: grpc.aio.AioRpcError) -> str:

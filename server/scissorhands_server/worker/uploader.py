@@ -11,11 +11,11 @@ from dataclasses import dataclass
 import grpc
 
 from scissorhands.v1 import cache_manager_pb2, quality_pb2
+from scissorhands_server.chunks import MAX_CHUNK_BYTES, chunks
 from scissorhands_server.worker.link import ManagerLink
 
 LOGGER = logging.getLogger(__name__)
 
-CHUNK_BYTES = 1 << 20
 # Bytes that one call carries; a call is repeated whole if it fails.
 BATCH_BYTES = 8 << 20
 ATTEMPTS = 3
@@ -243,5 +243,5 @@ def _messages(batch: list[StagedSegment]) -> Iterator[cache_manager_pb2.OffloadS
         yield cache_manager_pb2.OffloadSegmentsRequest(
             header=cache_manager_pb2.SegmentHeader(session=item.session, epoch=item.epoch, size_bytes=len(item.data))
         )
-        for start in range(0, len(item.data), CHUNK_BYTES):
-            yield cache_manager_pb2.OffloadSegmentsRequest(chunk=item.data[start : start + CHUNK_BYTES])
+        for chunk in chunks(item.data, MAX_CHUNK_BYTES):
+            yield cache_manager_pb2.OffloadSegmentsRequest(chunk=chunk)
