@@ -1,19 +1,15 @@
 """What becomes of shared prefixes when the store, the manager or a stream fails: the same answers, and no leak."""
 
 import asyncio
-from contextlib import asynccontextmanager
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
-from prometheus_client import CollectorRegistry
 from support.conversations import workers
+from support.manager_here import manager_here
 from support.shared_prompts import ENDS, FULL, HELD, SETTINGS, SHARED, answer, counts, options, stored
 from support.tiny_worker import metrics, request
 from support.waiting import until
 
-from scissorhands_server.manager import server
-from scissorhands_server.manager.settings import ManagerSettings
 from scissorhands_server.manager.stored_prefixes import StoredPrefixes
 
 PROMPT = SHARED + ENDS[0]
@@ -29,19 +25,6 @@ def pages(redis, ending):
 def idle(*made):
     """Tell whether nothing is held any more."""
     return all(metrics(worker)[HELD] == metrics(worker)["scissorhands_worker_rows"] == 0 for worker in made)
-
-
-@asynccontextmanager
-async def manager_here(redis):
-    """Run a manager in this process, so that what it does can be changed."""
-    chosen = ManagerSettings(port=0, metrics_port=0, store_url=redis.url)
-    async with server._manager(chosen, redis.url, CollectorRegistry()) as host:
-        address = f"127.0.0.1:{host.bind('127.0.0.1', 0)}"
-        await host.start()
-        try:
-            yield SimpleNamespace(address=address)
-        finally:
-            await host.stop(0)
 
 
 async def first_answer(stub, worker):

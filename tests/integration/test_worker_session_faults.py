@@ -1,15 +1,13 @@
 """What becomes of a conversation when the store, the manager or a worker fails: never a wrong token, and no leak."""
 
 import asyncio
-from contextlib import asynccontextmanager
-from types import SimpleNamespace
 
 import grpc
 import pytest
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
-from prometheus_client import CollectorRegistry
 from support.conversations import FIRST, NEW, SECOND, THIRD, ask, results, workers
+from support.manager_here import manager_here
 from support.processes import ManagerProcess, free_port
 from support.tiny_worker import metrics, request
 from support.waiting import until
@@ -17,8 +15,6 @@ from support.worker_process import worker_process
 
 from scissorhands import suspended
 from scissorhands.v1 import generation_pb2_grpc
-from scissorhands_server.manager import server
-from scissorhands_server.manager.settings import ManagerSettings
 from scissorhands_server.manager.suspended_rows import SuspendedRows
 
 FULL = {"policy": "full"}
@@ -39,19 +35,6 @@ def idle(*made):
 @pytest.fixture
 def manager(start_manager, redis_server):
     return start_manager(store_url=redis_server.url, store_timeout=0.4, lease=2)
-
-
-@asynccontextmanager
-async def manager_here(redis):
-    """Run a manager in this process, so that what it does can be timed."""
-    chosen = ManagerSettings(port=0, metrics_port=0, store_url=redis.url)
-    async with server._manager(chosen, redis.url, CollectorRegistry()) as host:
-        address = f"127.0.0.1:{host.bind('127.0.0.1', 0)}"
-        await host.start()
-        try:
-            yield SimpleNamespace(address=address)
-        finally:
-            await host.stop(0)
 
 
 async def first_turn(stub, **more):

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from support.policy_names import POLICIES
 from support.prefix_data import read_prompt
 from support.sliding_models import sliding_model
 from support.speaker import Speaker
@@ -13,20 +14,6 @@ from scissorhands.budget import BudgetRequest
 from scissorhands.errors import CorruptRowError, EngineError
 from scissorhands.prefix_state import put, save, state_bytes
 
-POLICIES = [
-    "scissorhands",
-    "scissorhands:counts",
-    "scissorhands:paper",
-    "h2o",
-    "tova",
-    "snapkv",
-    "r-kv",
-    "fastgen",
-    "expected-attention",
-    "streaming",
-    "protected:tova",
-    "merged:h2o",
-]
 IDS = random_tokens(300, seed=1).tolist()
 EVERY = 80
 

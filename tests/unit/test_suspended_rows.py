@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from support.policy_names import POLICIES
 from support.sliding_models import WINDOW, sliding_model
 from support.speaker import Speaker
 from support.suspended_data import identity, suspended
@@ -15,20 +16,6 @@ from scissorhands.row import Row
 from scissorhands.row_state import restore, save, state_bytes
 from scissorhands.suspended import takes
 
-POLICIES = [
-    "scissorhands",
-    "scissorhands:counts",
-    "scissorhands:paper",
-    "h2o",
-    "tova",
-    "snapkv",
-    "r-kv",
-    "fastgen",
-    "expected-attention",
-    "streaming",
-    "protected:tova",
-    "merged:h2o",
-]
 FORMATS = ["int8", "int4-hadamard", "turboquant:k3v2", "klt:k4v3"]
 EVERYTHING = BudgetRequest.fraction(1.0)
 FIRST, SECOND = random_tokens(70, seed=1).tolist(), random_tokens(25, seed=2).tolist()
