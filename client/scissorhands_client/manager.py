@@ -5,7 +5,6 @@ from types import TracebackType
 from typing import Self
 
 import grpc
-from google.protobuf.duration_pb2 import Duration
 
 from scissorhands.v1 import cache_manager_pb2, cache_manager_pb2_grpc, store_pb2, suspension_pb2
 from scissorhands_client import channel
@@ -23,6 +22,7 @@ from scissorhands_client.stored import (
     read_resumable,
     read_store,
     read_verified,
+    verify_request,
 )
 
 # Sessions of one page.
@@ -154,9 +154,7 @@ class ManagerClient:
         Raises:
             ClientError: The call failed.
         """
-        limit = Duration()
-        limit.FromNanoseconds(round(channel.checked_timeout(object_timeout) * 1e9))
-        request = store_pb2.VerifyStoreRequest(delete_broken=delete, object_timeout=limit)
+        request = verify_request(object_timeout, delete=delete)
         try:
             for message in self._stub.VerifyStore(request, timeout=channel.checked_timeout(timeout)):
                 yield read_verified(message)
@@ -334,9 +332,7 @@ class AsyncManagerClient:
         Raises:
             ClientError: The call failed.
         """
-        limit = Duration()
-        limit.FromNanoseconds(round(channel.checked_timeout(object_timeout) * 1e9))
-        request = store_pb2.VerifyStoreRequest(delete_broken=delete, object_timeout=limit)
+        request = verify_request(object_timeout, delete=delete)
         try:
             async for message in self._stub.VerifyStore(request, timeout=channel.checked_timeout(timeout)):
                 yield read_verified(message)

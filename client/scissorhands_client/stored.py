@@ -3,7 +3,10 @@
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
+from google.protobuf.duration_pb2 import Duration
+
 from scissorhands.v1 import store_pb2
+from scissorhands_client import channel
 
 
 @dataclass(frozen=True)
@@ -128,6 +131,17 @@ class VerifiedObject:
     size_bytes: int
     error: str
     deleted: bool
+
+
+def verify_request(object_timeout: float, *, delete: bool) -> store_pb2.VerifyStoreRequest:
+    """Return the request to check every object, each within so many seconds.
+
+    Raises:
+        InvalidRequestError: The time is out of range.
+    """
+    limit = Duration()
+    limit.FromNanoseconds(round(channel.checked_timeout(object_timeout) * 1e9))
+    return store_pb2.VerifyStoreRequest(delete_broken=delete, object_timeout=limit)
 
 
 def read_object(message: store_pb2.StoredObject) -> StoredObject:

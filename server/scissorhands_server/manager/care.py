@@ -14,8 +14,6 @@ from scissorhands_server.manager.suspended_rows import SuspendedRows
 from scissorhands_server.store.base import PageStore, StoreInfo
 from scissorhands_server.store.registry import ObjectName, StoredObject
 
-# Entries that are looked at together.
-_ENTRIES = 64
 _OBJECT_SECONDS = 60.0
 _MOST_OBJECT_SECONDS = 3600.0
 
@@ -125,14 +123,10 @@ class Care:
         sums = await self._space.measure()
         objects = sum(total.objects for kinds in sums.values() for total in kinds.values())
         for tenant in self._space.tenants:
-            cursor, begun = "", False
-            while cursor or not begun:
-                begun = True
-                cursor, entries = await self._space.registry.walk(tenant, cursor, _ENTRIES)
-                for entry in entries:
-                    found = await self._verify(entry.name, seconds, delete=asked.delete_broken)
-                    found.objects = objects
-                    yield found
+            async for entry in self._space.registry.entries(tenant):
+                found = await self._verify(entry.name, seconds, delete=asked.delete_broken)
+                found.objects = objects
+                yield found
 
     async def _verify(self, name: ObjectName, seconds: float, *, delete: bool) -> store_pb2.VerifyStoreResponse:
         found = store_pb2.VerifyStoreResponse(tenant=name.tenant, kind=name.kind, name=name.name)

@@ -99,13 +99,9 @@ class Janitor:
             async for mend in self._pages(found, dry_run=dry_run):
                 yield mend
         for tenant in self._space.tenants:
-            cursor, begun = "", False
-            while cursor or not begun:
-                begun = True
-                cursor, entries = await self._space.registry.walk(tenant, cursor, _ENTRIES)
-                for entry in entries:
-                    async for mend in self._entry(entry, dry_run=dry_run):
-                        yield mend
+            async for entry in self._space.registry.entries(tenant):
+                async for mend in self._entry(entry, dry_run=dry_run):
+                    yield mend
 
     @asynccontextmanager
     async def _lease(self) -> AsyncIterator[bool]:

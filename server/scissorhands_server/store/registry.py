@@ -10,7 +10,7 @@ script, so the sums are exact. If the store has dropped one of the two for want 
 the janitor finds the objects again. Times are those of the store's clock, in microseconds.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -18,6 +18,8 @@ from scissorhands_server.store.base import PageStore
 
 _PAGES = ("entries", "used")
 _MICROSECONDS = 1_000_000
+# Entries that are looked at together where all are.
+_WALKED = 256
 
 _COMMON = """
 local entries, used = KEYS[1], KEYS[2]
@@ -278,6 +280,16 @@ class Registry:
         """Look at some of a tenant's objects, as :meth:`PageStore.scan` does at pages."""
         following, rows = await self._run(_WALK, tenant, cursor or "0", about)
         return "" if following == b"0" else following.decode(), _objects(tenant, rows)
+
+    async def entries(self, tenant: str) -> AsyncIterator[StoredObject]:
+        """Yield all of a tenant's objects. Those that come or go meanwhile may be left out or come twice."""
+        cursor = ""
+        while True:
+            cursor, found = await self.walk(tenant, cursor, _WALKED)
+            for each in found:
+                yield each
+            if not cursor:
+                return
 
     async def look(self, names: Sequence[ObjectName]) -> Mapping[ObjectName, StoredObject]:
         """Return the entries of those of one tenant's objects that are entered."""
