@@ -1,6 +1,8 @@
 """The base of all codecs: how keys and values become bytes."""
 
+import math
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -8,6 +10,9 @@ import torch
 
 from scissorhands.errors import InvalidRequestError
 from scissorhands.formats import Format
+
+# Numbers that a CPU encodes or decodes at once: what comes in between then stays in its second-level cache.
+_TILE = 2**17
 
 
 class VectorCodec(ABC):
@@ -81,11 +86,17 @@ class RowCodec(VectorCodec):
     def encode(self, vectors: torch.Tensor) -> torch.Tensor:
         """Encode row after row."""
         require_finite(vectors)
-        return self.encode_rows(vectors).flatten(-2)
+        tiles = [self.encode_rows(vectors[..., place, :]) for place in tiles_of(vectors, vectors.shape[-1], _TILE)]
+        return (tiles[0] if len(tiles) == 1 else torch.cat(tiles, dim=-2)).flatten(-2)
 
     def decode(self, data: torch.Tensor, count: int, head_dim: int, dtype: torch.dtype) -> torch.Tensor:
         """Decode row after row."""
         rows = data.reshape(*data.shape[:-1], count, self.row_bytes(head_dim, dtype))
+        tiles = [self.decode_rows(rows[..., place, :], head_dim, dtype) for place in tiles_of(rows, head_dim, _TILE)]
+        return tiles[0] if len(tiles) == 1 else torch.cat(tiles, dim=-2)
+
+    def decode_rows(self, rows: torch.Tensor, head_dim: int, dtype: torch.dtype) -> torch.Tensor:
+        """Decode ``[..., n, row_bytes]`` uint8 into ``[..., n, head_dim]`` of ``dtype``."""
         numbers, scale = self.unpack(rows, head_dim, dtype)
         vectors = self.restore(numbers if scale is None else numbers * scale.unsqueeze(-1))
         limit = torch.finfo(dtype).max
@@ -124,5 +135,21 @@ def require_finite(vectors: torch.Tensor) -> None:
     Raises:
         InvalidRequestError: A number is not finite.
     """
-    if not bool(torch.isfinite(vectors).all()):
+    # One pass: no sum that meets one of them is finite. A sum of large numbers may leave float32, and is looked into.
+    if not math.isfinite(vectors.sum(dtype=torch.float32)) and not bool(torch.isfinite(vectors).all()):
         raise InvalidRequestError("vectors", "must be finite: keys or values contain NaN or infinity")
+
+
+def tiles_of(vectors: torch.Tensor, head_dim: int, numbers: int) -> Iterator[slice]:
+    """Yield which of the vectors of ``[..., n, :]`` to work on at once: all of them on a device with a launch cost.
+
+    Args:
+        vectors: The vectors, encoded or not.
+        head_dim: Elements of one.
+        numbers: Elements of a tile, about.
+    """
+    count = vectors.shape[-2]
+    others = vectors.shape[:-2].numel() * head_dim
+    size = max(1, numbers // max(1, others)) if vectors.device.type == "cpu" else max(1, count)
+    for start in range(0, max(1, count), size):
+        yield slice(start, start + size)

@@ -50,7 +50,7 @@ class Grouped(RowCodec):
         if self.bits == _WHOLE:
             # Bytes are levels as they are.
             levels = data[..., start:].reshape(*data.shape[:-1], groups, group)
-            return Unpacked(dequantize(data[..., :start], levels, dtype).flatten(-2), None)
+            return Unpacked(dequantize(data[..., :start], levels.float(), dtype).flatten(-2), None)
         packing = packing_of(head_dim, self.bits, start)
         words = packing.words(data)
         low, step = packing.numbers(words, 0, 2 * groups, torch.float16).unsqueeze(-2).chunk(2, dim=-3)
@@ -59,10 +59,13 @@ class Grouped(RowCodec):
         numbers = torch.addcmul(low + half * (2**self.bits - 1), twice, half)
         return Unpacked(numbers.flatten(-3, -2).mT, None)
 
-    def decode(self, data: torch.Tensor, count: int, head_dim: int, dtype: torch.dtype) -> torch.Tensor:
-        """Decode row after row."""
-        # A minimum and all rounded steps can exceed float16 by a hair where the input did not.
-        return super().decode(data, count, head_dim, dtype).clamp_(-LARGEST, LARGEST)
+    def decode_rows(self, rows: torch.Tensor, head_dim: int, dtype: torch.dtype) -> torch.Tensor:
+        """Decode row by row, which is quicker than by way of :meth:`unpack` where the rows are wanted in the end."""
+        group = _group(head_dim)
+        start = RANGE_BYTES * (head_dim // group)
+        levels = packing_of(head_dim, self.bits, start).unpack_rows(rows)
+        groups = levels.view(*rows.shape[:-1], head_dim // group, group)
+        return dequantize(rows[..., :start], groups, dtype).view(levels.shape).to(dtype)
 
 
 def quantize(groups: torch.Tensor, bits: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -77,13 +80,16 @@ def quantize(groups: torch.Tensor, bits: int) -> tuple[torch.Tensor, torch.Tenso
         as ``groups``.
     """
     top = 2**bits - 1
-    groups = groups.float().clamp(-LARGEST, LARGEST)
+    levels = groups.float().clamp(-LARGEST, LARGEST)
     # Quantize against the stored, rounded minimum and step, so that decoding inverts exactly what was stored.
-    low = groups.amin(dim=-1).half()
-    spread = groups.amax(dim=-1) - low.float()
-    step = (spread / top).clamp(0, LARGEST).half()
-    divisor = torch.where(step > 0, step.float(), torch.ones_like(spread)).unsqueeze(-1)
-    levels = ((groups - low.float().unsqueeze(-1)) / divisor).round_().clamp_(0, top)
+    low = levels.amin(dim=-1).half()
+    stored_low = low.float()
+    spread = levels.amax(dim=-1).sub_(stored_low)
+    step = spread.div_(top).clamp_(0, LARGEST).half()
+    # A step of zero would leave nothing to divide by; any other number will do.
+    divisor = step.float()
+    divisor += divisor == 0
+    levels.sub_(stored_low.unsqueeze(-1)).div_(divisor.unsqueeze(-1)).round_().clamp_(0, top)
     return low.view(torch.uint8), step.view(torch.uint8), levels
 
 
@@ -92,7 +98,7 @@ def dequantize(ranges: torch.Tensor, levels: torch.Tensor, dtype: torch.dtype) -
 
     Args:
         ranges: ``[..., 4 * groups]`` uint8, minima and steps.
-        levels: ``[..., groups, n]``.
+        levels: ``[..., groups, n]`` float32; the numbers take its place.
         dtype: Number type whose range the numbers must not leave.
 
     Returns:
@@ -102,7 +108,7 @@ def dequantize(ranges: torch.Tensor, levels: torch.Tensor, dtype: torch.dtype) -
     low, step = ranges.clone(memory_format=torch.contiguous_format).view(torch.float16).float().chunk(2, dim=-1)
     # A minimum and all rounded steps can exceed float16 by a hair where the input did not.
     limit = min(LARGEST, torch.finfo(dtype).max)
-    return levels.float().mul_(step.unsqueeze(-1)).add_(low.unsqueeze(-1)).clamp_(-limit, limit)
+    return levels.mul_(step.unsqueeze(-1)).add_(low.unsqueeze(-1)).clamp_(-limit, limit)
 
 
 def _group(head_dim: int) -> int:

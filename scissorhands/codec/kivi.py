@@ -62,6 +62,5 @@ class ByChannel(VectorCodec):
     def _decode(self, data: torch.Tensor, count: int, head_dim: int, dtype: torch.dtype) -> torch.Tensor:
         start = RANGE_BYTES * head_dim
         rows = data[..., start:].reshape(*data.shape[:-1], count, packed_bytes(head_dim, self.bits))
-        packing = packing_of(head_dim, self.bits)
-        levels = (packing.unpack(packing.words(rows)) + (2**self.bits - 1)) / 2
-        return dequantize(data[..., :start], levels, dtype).transpose(-1, -2).to(dtype)
+        levels = packing_of(head_dim, self.bits).unpack_rows(rows)
+        return dequantize(data[..., :start], levels.mT, dtype).mT.to(dtype)

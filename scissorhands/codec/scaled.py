@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import torch
 
-from scissorhands.codec.base import RowCodec, Unpacked
+from scissorhands.codec.base import RowCodec, Unpacked, tiles_of
 from scissorhands.codec.packing import Group, Packing
 from scissorhands.formats import SCALE_BYTES
 
@@ -18,6 +18,8 @@ _TRIALS = (1.1, 1.04, 1.0, 0.95, 0.9, 0.84, 0.76, 0.67, 0.57, 0.47, 0.37, 0.27)
 _SMALLEST = torch.finfo(torch.bfloat16).tiny
 # Above it squares could leave float32.
 _LARGEST = 1e12
+# Numbers whose scales a CPU tries at once: a dozen numbers each, which are to stay in its second-level cache.
+_TILE = 2**13
 # Dimensions of a tensor that differs by head.
 _BY_HEAD = 3
 
@@ -62,8 +64,8 @@ class _Tensors(NamedTuple):
         trials: ``[trials]``, what scales are tried.
         finesse: Cells of the tables in a step.
         middles: The cell of zero.
-        first: int64, the lowest cell, and
-        last: int64, the highest.
+        first: int32, the lowest cell, and
+        last: int32, the highest.
         numbers: ``[cells]``, the number that is nearest to each, and
         levels: ``[cells]``, its level.
         weights: ``[(heads), 1, stored]``, the roots of what squared errors count.
@@ -131,8 +133,8 @@ class Scaled(RowCodec):
             trials=torch.tensor(_TRIALS),
             finesse=torch.tensor([float(_finesse(width)) for width in bits]),
             middles=(last + 1 - sizes // 2).float(),
-            first=last + 1 - sizes,
-            last=last,
+            first=(last + 1 - sizes).int(),
+            last=last.int(),
             numbers=torch.cat([numbers for numbers, _ in tables.values()]),
             levels=torch.cat([levels for _, levels in tables.values()]),
             weights=(own.double().sqrt() * steps).float(),
@@ -159,14 +161,25 @@ class Scaled(RowCodec):
         elements = torch.matmul(vectors.float().clamp(-_LARGEST, _LARGEST), own.analysis)
         widest = (elements * own.reach).abs_().amax(dim=-1, keepdim=True)
         scales = (widest * own.trials).clamp_min_(_SMALLEST).bfloat16()
+        tiles = [
+            self._quantize(own, elements[..., place, :], scales[..., place, :])
+            for place in tiles_of(elements, elements.shape[-1], _TILE)
+        ]
+        scale, levels = tiles[0] if len(tiles) == 1 else (torch.cat(parts, dim=-2) for parts in zip(*tiles, strict=True))
+        return torch.cat([scale, self._packing.pack(levels)], dim=-1)
+
+    def _quantize(
+        self, own: _Tensors, elements: torch.Tensor, scales: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the best of the scales ``[..., n, trials]`` as ``[..., n, 2]`` uint8, and its levels, float32."""
         trials = scales.float().unsqueeze(-1)
-        cells = ((elements * own.finesse).unsqueeze(-2) / trials).add_(own.middles).long().clamp_(own.first, own.last)
-        errors = torch.addcmul(elements.unsqueeze(-2), own.numbers.take(cells), trials, value=-1)
+        cells = ((elements * own.finesse).unsqueeze(-2) / trials).add_(own.middles).int().clamp_(own.first, own.last)
+        numbers = own.numbers.index_select(0, cells.view(-1)).view(cells.shape)
+        errors = torch.addcmul(elements.unsqueeze(-2), numbers, trials, value=-1, out=numbers)
         norms = torch.linalg.vector_norm(errors.mul_(own.weights.unsqueeze(-2)), dim=-1)
         best = norms.argmin(dim=-1, keepdim=True)
         chosen = cells.gather(-2, best.unsqueeze(-1).expand(*best.shape, cells.shape[-1])).squeeze(-2)
-        scale = scales.gather(-1, best).view(torch.uint8)
-        return torch.cat([scale, self._packing.pack(own.levels.take(chosen))], dim=-1)
+        return scales.gather(-1, best).view(torch.uint8), own.levels.take(chosen.long())
 
     def unpack(self, data: torch.Tensor, head_dim: int, dtype: torch.dtype) -> Unpacked:
         """Return the levels' numbers, without those elements that are not stored."""
