@@ -1,15 +1,12 @@
 """Decoding with packed slots against exact ones, at equal slots: interleaved steps of one model, as ratios of medians.
 
-    python benchmarks/packed_speed.py --model .models/smollm2-135m-instruct --slots 512 --json packed_speed.json
+    python -m benchmarks.packed_speed --model .models/smollm2-135m-instruct --slots 512 --json packed_speed.json
 
 A row of random keys is filled to its budget, and one token after the other is decoded in turn by every format. Nothing
 is evicted while it is measured: eviction gathers packed rows, which are fewer bytes. The planner's budgets by head are
 compared to exact slots with the same budgets by head.
 """
 
-import json
-import os
-import platform
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -18,9 +15,9 @@ from typing import Any
 
 import click
 import torch
-import transformers
 from rich.progress import track
 
+from benchmarks.measuring import environment, write_results
 from scissorhands.budget import BudgetRequest, Grant
 from scissorhands.cache import ResidentCache
 from scissorhands.codec.statistics import attached
@@ -62,6 +59,7 @@ def main(
     out: Path | None,
 ) -> None:
     """Measure decoding with packed slots."""
+    before = environment()
     loaded, _ = load(model, "auto", "auto")
     shape, policy = model_shape(loaded), PolicyRequest("scissorhands")
     cases = {
@@ -92,14 +90,8 @@ def main(
             )
             if codec != EXACT:
                 ratios[f"{codec}_{case}"] = ratio
-    if out:
-        environment = {
-            "torch": torch.__version__, "transformers": transformers.__version__, "platform": platform.platform(),
-            "cpus": os.cpu_count(), "threads": torch.get_num_threads(),
-        }  # fmt: skip
-        settings = {"model": model, "rows": rows, "steps": steps, "seed": _SEED, "length": length}
-        content = {"settings": settings, "environment": environment, "ratios": ratios, "rows": lines}
-        out.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    settings = {"model": model, "rows": rows, "steps": steps, "seed": _SEED, "length": length}
+    write_results(out, settings, before, ratios, rows=lines)
 
 
 @torch.inference_mode()

@@ -1,6 +1,6 @@
 """What policies cost: the share of a decode step that signals, snapshots, plans and compaction take.
 
-    python benchmarks/policy_cost.py --model .models/smollm2-135m-instruct --json benchmarks/results/policy_cost.json
+    python -m benchmarks.policy_cost --model .models/smollm2-135m-instruct --json benchmarks/results/policy_cost.json
 
 Random tokens are read, at most 512, and what they leave in the cache, keys, values and evidence, is repeated until
 every head is full: what a step costs depends on how much a row holds, and only the search for similar keys (`r-kv`)
@@ -11,9 +11,6 @@ compaction, and spread over the steps that they serve. One row, since signals an
 does. Times are medians of what the thread takes of the CPU, so that other programs of the machine count for less.
 """
 
-import json
-import os
-import platform
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -24,11 +21,11 @@ from unittest.mock import patch
 
 import click
 import torch
-import transformers
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
+from benchmarks.measuring import environment, write_results
 from scissorhands.budget import BudgetRequest
 from scissorhands.cache import ResidentCache
 from scissorhands.evaluation.loading import load
@@ -184,6 +181,7 @@ def main(
     out: Path | None,
 ) -> None:
     """Measure what policies cost of a decode step."""
+    before = environment()
     loaded, _ = load(model, "auto", "auto")
     rows = [measure(loaded, policy, slots, steps, evictions, read=read) for slots in budgets for policy in policies]
     table = Table("Policy", "Slots", "Step (ms)", "Signals (ms)", "Eviction (ms a step)", "Share of the step")
@@ -191,19 +189,9 @@ def main(
         numbers = (1e3 * row[name] for name in ("step_seconds", "signals_seconds", "eviction_seconds_per_step"))
         table.add_row(row["policy"], str(row["slots"]), *(f"{number:.2f}" for number in numbers), f"{row['share']:.1%}")
     Console().print(table)
-    if out:
-        environment = {
-            "torch": torch.__version__,
-            "transformers": transformers.__version__,
-            "platform": platform.platform(),
-            "cpus": os.cpu_count(),
-            "threads": torch.get_num_threads(),
-        }
-        ratios = {f"{row['policy']}_{row['slots']}": row["share"] for row in rows}
-        settings = {"model": model, "steps": steps, "evictions": evictions, "seed": SEED, "read": read}
-        content = {"settings": settings, "environment": environment, "ratios": ratios, "rows": rows}
-        out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(json.dumps(content, indent=2) + "\n")
+    ratios = {f"{row['policy']}_{row['slots']}": row["share"] for row in rows}
+    settings = {"model": model, "steps": steps, "evictions": evictions, "seed": SEED, "read": read}
+    write_results(out, settings, before, ratios, rows=rows)
 
 
 if __name__ == "__main__":

@@ -165,7 +165,7 @@ class Scaled(RowCodec):
             self._quantize(own, elements[..., place, :], scales[..., place, :])
             for place in tiles_of(elements, elements.shape[-1], _TILE)
         ]
-        scale, levels = tiles[0] if len(tiles) == 1 else (torch.cat(parts, dim=-2) for parts in zip(*tiles, strict=True))
+        scale, levels = (torch.cat(parts, dim=-2) for parts in zip(*tiles, strict=True))
         return torch.cat([scale, self._packing.pack(levels)], dim=-1)
 
     def _quantize(
