@@ -24,6 +24,37 @@ else:
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class _Priority:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _PriorityEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Priority.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    PRIORITY_UNSPECIFIED: _Priority.ValueType  # 0
+    """Not set: as PRIORITY_NORMAL."""
+    PRIORITY_LOW: _Priority.ValueType  # 1
+    """Whatever can wait."""
+    PRIORITY_NORMAL: _Priority.ValueType  # 2
+    """Whatever names none."""
+    PRIORITY_HIGH: _Priority.ValueType  # 3
+    """What somebody waits for."""
+
+class Priority(_Priority, metaclass=_PriorityEnumTypeWrapper):
+    """Priority tells how urgent a request is. Those of a higher priority get their rows first, and may have a running one of
+    a lower priority put away: its stream pauses, and goes on where it was. A waiting request counts as one priority higher
+    for every so many seconds (a setting of the worker), so that none waits for ever.
+    """
+
+PRIORITY_UNSPECIFIED: Priority.ValueType  # 0
+"""Not set: as PRIORITY_NORMAL."""
+PRIORITY_LOW: Priority.ValueType  # 1
+"""Whatever can wait."""
+PRIORITY_NORMAL: Priority.ValueType  # 2
+"""Whatever names none."""
+PRIORITY_HIGH: Priority.ValueType  # 3
+"""What somebody waits for."""
+Global___Priority: _TypeAlias = Priority  # noqa: Y015
+
 class _FinishReason:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -196,6 +227,7 @@ class GenerateRequest(_message.Message):
     SESSION_ID_FIELD_NUMBER: _builtins.int
     NO_PREFIX_CACHE_FIELD_NUMBER: _builtins.int
     RECALL_FIELD_NUMBER: _builtins.int
+    PRIORITY_FIELD_NUMBER: _builtins.int
     text: _builtins.str
     """Plain text, tokenized as it is."""
     model: _builtins.str
@@ -220,6 +252,8 @@ class GenerateRequest(_message.Message):
     """
     no_prefix_cache: _builtins.bool
     """Read the whole prompt, and store nothing of it: neither use nor leave a prefix that requests share."""
+    priority: Global___Priority.ValueType
+    """How urgent the request is. It changes when an answer comes, never what it says."""
     @_builtins.property
     def chat(self) -> Global___ChatPrompt:
         """A conversation."""
@@ -268,10 +302,11 @@ class GenerateRequest(_message.Message):
         session_id: _builtins.str = ...,
         no_prefix_cache: _builtins.bool = ...,
         recall: _recall_pb2.Recall | None = ...,
+        priority: Global___Priority.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_shadow", b"_shadow", "budget", b"budget", "chat", b"chat", "policy", b"policy", "prompt", b"prompt", "recall", b"recall", "sampling", b"sampling", "shadow", b"shadow", "text", b"text", "tokens", b"tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_shadow", b"_shadow", "budget", b"budget", "chat", b"chat", "ignore_eos", b"ignore_eos", "max_new_tokens", b"max_new_tokens", "model", b"model", "no_prefix_cache", b"no_prefix_cache", "policy", b"policy", "prompt", b"prompt", "recall", b"recall", "resident_codec", b"resident_codec", "sampling", b"sampling", "session_id", b"session_id", "shadow", b"shadow", "stop", b"stop", "text", b"text", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_shadow", b"_shadow", "budget", b"budget", "chat", b"chat", "ignore_eos", b"ignore_eos", "max_new_tokens", b"max_new_tokens", "model", b"model", "no_prefix_cache", b"no_prefix_cache", "policy", b"policy", "priority", b"priority", "prompt", b"prompt", "recall", b"recall", "resident_codec", b"resident_codec", "sampling", b"sampling", "session_id", b"session_id", "shadow", b"shadow", "stop", b"stop", "text", b"text", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__shadow: _TypeAlias = _typing.Literal["shadow"]  # noqa: Y015
     _WhichOneofArgType__shadow: _TypeAlias = _typing.Literal["_shadow", b"_shadow"]  # noqa: Y015
@@ -641,6 +676,8 @@ class GetModelResponse(_message.Message):
     CHAT_FIELD_NUMBER: _builtins.int
     VERSION_FIELD_NUMBER: _builtins.int
     MANAGER_CONNECTED_FIELD_NUMBER: _builtins.int
+    CACHE_BYTES_FIELD_NUMBER: _builtins.int
+    MORE_ROWS_FIELD_NUMBER: _builtins.int
     max_rows: _builtins.int
     """Most requests that decode at once."""
     max_queued: _builtins.int
@@ -653,6 +690,10 @@ class GetModelResponse(_message.Message):
     """Version of the worker."""
     manager_connected: _builtins.bool
     """True while the manager answers."""
+    cache_bytes: _builtins.int
+    """Most bytes of the rows of requests that decode, evidence included; 0 if only their number is bounded."""
+    more_rows: _builtins.int
+    """More rows, of the size that was last asked for, that could be held now."""
     @_builtins.property
     def model(self) -> _model_pb2.ModelInfo:
         """The model."""
@@ -672,10 +713,12 @@ class GetModelResponse(_message.Message):
         chat: _builtins.bool = ...,
         version: _builtins.str = ...,
         manager_connected: _builtins.bool = ...,
+        cache_bytes: _builtins.int = ...,
+        more_rows: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["model", b"model"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chat", b"chat", "default_max_new_tokens", b"default_max_new_tokens", "manager_connected", b"manager_connected", "max_queued", b"max_queued", "max_rows", b"max_rows", "model", b"model", "policies", b"policies", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_bytes", b"cache_bytes", "chat", b"chat", "default_max_new_tokens", b"default_max_new_tokens", "manager_connected", b"manager_connected", "max_queued", b"max_queued", "max_rows", b"max_rows", "model", b"model", "more_rows", b"more_rows", "policies", b"policies", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

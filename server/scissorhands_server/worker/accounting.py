@@ -20,6 +20,11 @@ def show_cache(cache: ResidentCache, metrics: WorkerMetrics) -> None:
     metrics.full_16bit.set(sum(cache.shape.full_bytes(row.step, HALF_BYTES) for row in rows))
 
 
+def count_attention(cache: ResidentCache, queries: int, metrics: WorkerMetrics) -> None:
+    """Count what some queries gave: each gives 1 in all in every KV head of the layers that budgets govern."""
+    metrics.mass.inc(queries * len(cache.shape.global_layers) * cache.shape.kv_heads)
+
+
 def count_stall(task: Task, metrics: WorkerMetrics) -> None:
     """Count the time for which a prompt was held while its plan was on its way."""
     if task.held_since:

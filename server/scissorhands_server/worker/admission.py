@@ -7,8 +7,16 @@ from scissorhands.wire import SESSION_ID, policy_request
 from scissorhands_server.worker.loading import LoadedModel
 from scissorhands_server.worker.prompt import prompt_ids
 from scissorhands_server.worker.sampling import validate
+from scissorhands_server.worker.scheduler import Priority
 from scissorhands_server.worker.task import GenerationRequest
 from scissorhands_server.worker.text import check_stops
+
+_PRIORITIES = {
+    generation_pb2.PRIORITY_UNSPECIFIED: Priority.NORMAL,
+    generation_pb2.PRIORITY_LOW: Priority.LOW,
+    generation_pb2.PRIORITY_NORMAL: Priority.NORMAL,
+    generation_pb2.PRIORITY_HIGH: Priority.HIGH,
+}
 
 
 def check(
@@ -42,6 +50,7 @@ def check(
         shadow=request.shadow if request.HasField("shadow") else None,
         recall_share=_recall_share(request),
         recall_every=request.recall.every_tokens,
+        priority=_priority(request),
     )
 
 
@@ -53,6 +62,14 @@ def _recall_share(request: generation_pb2.GenerateRequest) -> float:
     if not 0 < share <= 1:  # True for NaN too.
         raise InvalidRequestError("recall.share", f"must be above 0 and at most 1, got {share:g}")
     return share
+
+
+def _priority(request: generation_pb2.GenerateRequest) -> Priority:
+    priority = _PRIORITIES.get(request.priority)
+    if priority is None:
+        allowed = ", ".join(generation_pb2.Priority.Name(number) for number in _PRIORITIES)
+        raise InvalidRequestError("priority", f"must be one of {allowed}, got {request.priority}")
+    return priority
 
 
 def requested_policy(request: generation_pb2.GenerateRequest, default: PolicyRequest) -> PolicyRequest:

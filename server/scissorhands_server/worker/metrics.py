@@ -4,6 +4,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from scissorhands.policies import POLICIES
 from scissorhands.row import Phase, PlanSource
+from scissorhands_server.worker.parking_metrics import ParkingMetrics
 from scissorhands_server.worker.prefix_metrics import PrefixMetrics
 from scissorhands_server.worker.quality import ShadowResult
 from scissorhands_server.worker.recall_metrics import RecallMetrics
@@ -45,6 +46,7 @@ class WorkerMetrics:
         self.queue_capacity = gauge("queue_capacity_requests", "Requests that may wait for a row.")
         self.rows = gauge("rows", "Requests that hold a row.")
         self.rows_capacity = gauge("rows_capacity", "Requests that may hold a row.")
+        self.more_rows = gauge("more_rows", "More rows, of the size last asked for, that could be held.")
         self.time_to_first_token = histogram("time_to_first_token_seconds", "From arrival to the first token.")
         self.inter_token_latency = histogram("inter_token_latency_seconds", "From one token to the next of a request.")
         self.queue_time = histogram("queue_time_seconds", "From arrival to the start of prefill.")
@@ -89,6 +91,7 @@ class WorkerMetrics:
         self.manager_up = gauge("manager_up", "1 while the manager answers.")
         self.step = histogram("step_seconds", "One decode step of all running rows.")
         self.suspension = SuspensionMetrics(registry)
+        self.parking = ParkingMetrics(registry)
         self.prefix = PrefixMetrics(registry)
         self.recall = RecallMetrics(registry)
         self.model_name = model_name

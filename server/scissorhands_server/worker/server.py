@@ -24,10 +24,12 @@ from scissorhands_server.worker.loading import LoadedModel, load
 from scissorhands_server.worker.memory import Memory
 from scissorhands_server.worker.metrics import WorkerMetrics
 from scissorhands_server.worker.offload import Offloader
+from scissorhands_server.worker.parking import Parking
 from scissorhands_server.worker.planner import RemotePlanner
 from scissorhands_server.worker.prefixes import Prefixes
 from scissorhands_server.worker.recall_source import RecallSource
 from scissorhands_server.worker.recalls import Recalls
+from scissorhands_server.worker.scheduler import Limits
 from scissorhands_server.worker.service import GenerationHost
 from scissorhands_server.worker.servicer import GenerationServicer
 from scissorhands_server.worker.settings import WorkerSettings
@@ -84,7 +86,7 @@ class Worker:
     def __init__(self, settings: WorkerSettings, loaded: LoadedModel) -> None:
         self._settings = settings
         registry = CollectorRegistry()
-        metrics = WorkerMetrics(registry, loaded.info.name, settings.rows, settings.queue)
+        metrics = WorkerMetrics(registry, loaded.info.name, settings.most_rows, settings.queue)
         loop = asyncio.get_running_loop()
         self._link = ManagerLink(settings.manager, metrics, settings.manager_deadline) if settings.manager else None
         self._uploader = Uploader(self._link, loop, settings.staging_bytes) if self._link else None
@@ -100,6 +102,7 @@ class Worker:
             if self._link and self._uploader
             else None
         )
+        memory = Memory(settings.suspend_bytes, metrics.suspension.held.set)
         self._engine = Engine(
             loaded,
             new_cache,
@@ -107,22 +110,22 @@ class Worker:
             offloader,
             Recalls(ModelStep(model), source, offloader, metrics.recall, settings.recall_deadline),
             Shadows(ModelStep(model), new_cache, loaded.info.vocabulary, metrics, limits),
+            Parking(memory, metrics.parking),
             metrics,
-            rows=settings.rows,
-            queue=settings.queue,
+            limits=Limits(settings.most_rows, settings.queue, settings.cache_bytes, settings.priority_aging),
+            step_tokens=settings.step_tokens,
             plan_deadline=settings.plan_deadline,
             ended=self._ended,
         )
         self._suspension, self._prefixes = None, None
         if self._link and self._uploader and settings.suspend_bytes:
-            memory = Memory(settings.suspend_bytes, metrics.suspension.held.set)
             self._suspension = Suspension(loaded, self._link, self._uploader, settings, memory)
             self._prefixes = Prefixes(loaded, self._link, settings, memory) if settings.prefix_tokens else None
         worker_id = settings.worker_id or secrets.token_hex(6)
         generation = GenerationHost(
             loaded, self._engine, self._link, metrics, settings, worker_id, self._suspension, self._prefixes
         )
-        calls = settings.rows + settings.queue + OTHER_CALLS
+        calls = settings.most_rows + settings.queue + OTHER_CALLS
         self.host = GrpcHost([SERVICE], [StatusInterceptor((SERVICE,))], calls)
         generation_pb2_grpc.add_GenerationServiceServicer_to_server(GenerationServicer(generation), self.host.server)
         self.port = self.host.bind(settings.host, settings.port)

@@ -84,6 +84,11 @@ class GenerationHost:
         self._default_policy = PolicyRequest(name, preset)
         check_default(settings.resident_codec, loaded)
 
+    @property
+    def more_rows(self) -> int:
+        """How many more rows, of the size last asked for, could be held."""
+        return self._engine.more_rows
+
     async def stream(self, request: generation_pb2.GenerateRequest) -> AsyncGenerator[generation_pb2.GenerateResponse]:
         """Yield a request's events; leaving the iterator early cancels the request.
 
@@ -156,7 +161,6 @@ class GenerationHost:
         self, request: generation_pb2.GenerateRequest, checked: GenerationRequest, arrived: float
     ) -> tuple[Task, budget_pb2.Grant]:
         """Open a session, or its next turn, and make the task that runs under its grant."""
-        self._engine.check_capacity()
         policy = requested_policy(request, self._default_policy)
         total = len(checked.prompt) + checked.max_new_tokens
         asked = budget_request(request.budget) if request.HasField("budget") else None
@@ -165,6 +169,7 @@ class GenerationHost:
         resident = request.resident_codec or self.settings.resident_codec
         local = resolve(asked or default, policy, self._shape, total, self.loaded.profile, resident)
         self._check_resident(local)
+        self._engine.check_capacity(checked.priority, local.bytes)
         spec = cache_manager_pb2.SessionSpec(
             session_id=secrets.token_hex(12),
             worker_id=self._worker_id,

@@ -43,11 +43,13 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         loaded, settings = self._host.loaded, self._host.settings
         return generation_pb2.GetModelResponse(
             model=loaded.info,
-            max_rows=settings.rows,
+            max_rows=settings.most_rows,
             max_queued=settings.queue,
             default_max_new_tokens=settings.default_max_new_tokens,
             policies=policy_names(),
             chat=bool(loaded.tokenizer.chat_template),
             version=__version__,
             manager_connected=self._host.link is not None and self._host.link.up,
+            cache_bytes=settings.cache_bytes,
+            more_rows=self._host.more_rows,
         )

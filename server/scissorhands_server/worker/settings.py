@@ -8,6 +8,9 @@ from pydantic_settings import SettingsConfigDict
 
 from scissorhands_server.settings import ServerSettings
 
+DEFAULT_ROWS = 4
+MOST_ROWS = 1024
+
 
 class WorkerSettings(ServerSettings):
     """Everything that decides how a worker runs."""
@@ -24,7 +27,30 @@ class WorkerSettings(ServerSettings):
     )
     manager: str = Field(default="", description="Address of the cache manager, host:port; none plans locally.")
     worker_id: str = Field(default="", max_length=64, description="Id of this worker; none makes one up.")
-    rows: int = Field(default=4, ge=1, le=1024, description="Requests that decode at once.")
+    rows: int = Field(
+        default=0,
+        ge=0,
+        le=MOST_ROWS,
+        description=f"Requests that decode at once; 0: as many as cache_bytes holds, or {DEFAULT_ROWS} if that is 0.",
+    )
+    cache_bytes: int = Field(
+        default=0,
+        ge=0,
+        description="Bytes that the rows of these requests may take, evidence included; 0: no bound but their number.",
+    )
+    step_tokens: int = Field(
+        default=256,
+        ge=1,
+        le=65536,
+        description="Tokens of one step: one for each request that decodes, the rest for prompts. A chunk of a prompt "
+        "that is larger waits some steps.",
+    )
+    priority_aging: float = Field(
+        default=30.0,
+        gt=0,
+        le=86400,
+        description="Seconds after which a waiting request counts as one priority higher, up to the highest.",
+    )
     queue: int = Field(default=64, ge=0, le=65536, description="Requests that wait when all rows are taken.")
     threads: int = Field(default=1, ge=1, le=1024, description="CPU threads for the model.")
     device: str = Field(default="auto", description="Torch device; auto takes the first CUDA device, else the CPU.")
@@ -65,8 +91,8 @@ class WorkerSettings(ServerSettings):
     suspend_bytes: int = Field(
         default=1 << 30,
         ge=0,
-        description="Bytes of rows and prefixes on their way to and from the store; what does not fit is read anew. 0 "
-        "keeps none.",
+        description="Bytes of rows and prefixes on their way to and from the store (what does not fit is read anew), "
+        "and of rows put away for more urgent requests (what does not fit stays). 0 keeps none.",
     )
     suspend_deadline: float = Field(
         default=5.0, gt=0, le=300, description="The most that getting or keeping a session's row may take, in seconds."
@@ -112,3 +138,8 @@ class WorkerSettings(ServerSettings):
         description="How long a stop waits for answers, in seconds; then those of sessions are suspended as they are.",
     )
     log_level: str = Field(default="info", description="Least severe messages to log: debug, info, warning or error.")
+
+    @property
+    def most_rows(self) -> int:
+        """Requests that decode at once."""
+        return self.rows or (MOST_ROWS if self.cache_bytes else DEFAULT_ROWS)

@@ -21,6 +21,7 @@ from scissorhands.suspended import Manifest, SuspendedIdentity, asked_identity, 
 from scissorhands.v1 import budget_pb2, suspension_pb2
 from scissorhands.wire import read_grant
 from scissorhands_server.chunks import chunks
+from scissorhands_server.worker.kept_row import KeptRow
 from scissorhands_server.worker.link import ManagerLink
 from scissorhands_server.worker.loading import LoadedModel
 from scissorhands_server.worker.memory import Memory
@@ -29,7 +30,7 @@ from scissorhands_server.worker.resident import resident_version
 from scissorhands_server.worker.settings import WorkerSettings
 from scissorhands_server.worker.task import Task
 from scissorhands_server.worker.transfer import Miss, failure_reason, next_message, receive, retry_delay
-from scissorhands_server.worker.turn import KeptRow, ResumedRow, Turn
+from scissorhands_server.worker.turn import ResumedRow, Turn
 from scissorhands_server.worker.uploader import Uploader
 
 LOGGER = logging.getLogger(__name__)

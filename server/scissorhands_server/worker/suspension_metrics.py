@@ -46,7 +46,7 @@ class SuspensionMetrics:
         self.suspend_time = histogram("suspend_seconds", "From the end of an answer to its row being in the store.")
         self.held = Gauge(
             "scissorhands_worker_suspension_held_bytes",
-            "Bytes of rows on their way to and from the store.",
+            "Bytes of rows on their way to and from the store, or put away for more urgent requests.",
             registry=registry,
         )
         for result in RESUME_RESULTS:

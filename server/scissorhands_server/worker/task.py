@@ -8,10 +8,12 @@ from dataclasses import dataclass, field
 from scissorhands.budget import Grant
 from scissorhands.errors import EngineError, ScissorhandsError
 from scissorhands.row import Row
+from scissorhands_server.worker.kept_row import ParkedRow
 from scissorhands_server.worker.prefix import Prefix
 from scissorhands_server.worker.quality import Quality
 from scissorhands_server.worker.recalling import Recalling
 from scissorhands_server.worker.sampling import Sampler, SamplingParameters
+from scissorhands_server.worker.scheduler import Priority
 from scissorhands_server.worker.text import TextStream
 from scissorhands_server.worker.turn import Turn
 
@@ -29,6 +31,7 @@ class GenerationRequest:
         shadow: Whether to compare the answer with a full cache's; None leaves it to the worker.
         recall_share: Share of each head's budget that may be recalled at once; 0 recalls nothing.
         recall_every: Tokens of the answer from one recall to the next; 0 recalls at the prompt's end only.
+        priority: How urgent it is.
     """
 
     prompt: tuple[int, ...]
@@ -39,6 +42,7 @@ class GenerationRequest:
     shadow: bool | None = None
     recall_share: float = 0.0
     recall_every: int = 0
+    priority: Priority = Priority.NORMAL
 
 
 @dataclass(frozen=True)
@@ -96,7 +100,7 @@ class Statistics:
     segments_dropped: int = 0
 
 
-@dataclass
+@dataclass(eq=False)
 class Task:
     """One request: what was asked, how far it has come, and the events that its stream waits for.
 
@@ -120,6 +124,7 @@ class Task:
     events: "asyncio.Queue[Event]" = field(default_factory=asyncio.Queue)
     cancelled: bool = False
     row: Row | None = None
+    parked: ParkedRow | None = None
     ids: list[int] = field(default_factory=list)
     statistics: Statistics = field(default_factory=Statistics)
     quality: Quality = field(default_factory=Quality)
@@ -135,6 +140,21 @@ class Task:
         self._digested = 0
 
     @property
+    def priority(self) -> Priority:
+        """How urgent it is."""
+        return self.request.priority
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of its row."""
+        return self.grant.bytes
+
+    @property
+    def put_away(self) -> bool:
+        """Whether its row was put away and waits to go on."""
+        return self.parked is not None
+
+    @property
     def generated(self) -> int:
         """Tokens generated so far."""
         return len(self.ids) - len(self.request.prompt)
@@ -143,6 +163,11 @@ class Task:
     def prefilled(self) -> bool:
         """Whether the whole prompt has been read."""
         return self.row is not None and self.row.step >= len(self.request.prompt)
+
+    @property
+    def unread(self) -> int:
+        """Tokens of the prompt that its row has not seen."""
+        return len(self.request.prompt) - self.seat.step
 
     def keep(self) -> None:
         """Keep the row, as far as it has come, for the next turn of its session; from the engine's thread."""

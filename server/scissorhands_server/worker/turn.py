@@ -8,10 +8,11 @@ from dataclasses import dataclass, field
 from scissorhands.budget import Grant, ModelShape
 from scissorhands.errors import CorruptRowError, EngineError
 from scissorhands.row import Row
-from scissorhands.row_state import restore, save, state_bytes
-from scissorhands.suspended import Manifest, takes, token_digest
+from scissorhands.row_state import restore, state_bytes
+from scissorhands.suspended import Manifest, takes
 from scissorhands.v1 import budget_pb2, suspension_pb2
 from scissorhands.wire import read_grant
+from scissorhands_server.worker.kept_row import KeptRow
 from scissorhands_server.worker.memory import Memory
 from scissorhands_server.worker.suspension_metrics import SuspensionMetrics
 
@@ -33,27 +34,6 @@ class ResumedRow:
     grant: Grant
     message: budget_pb2.Grant
     data: bytearray
-
-
-@dataclass(frozen=True)
-class KeptRow:
-    """A row that goes to the store; see :class:`~scissorhands.suspended.Manifest`.
-
-    Args:
-        step: Tokens seen.
-        epoch: Evictions applied.
-        prompt: Position after the last token that was read as a prompt.
-        lengths: n of each layer of its pool.
-        tokens: Digest of the token ids seen.
-        data: Its bytes.
-    """
-
-    step: int
-    epoch: int
-    prompt: int
-    lengths: tuple[int, ...]
-    tokens: str
-    data: memoryview
 
 
 @dataclass
@@ -141,9 +121,7 @@ class Turn:
             self.metrics.suspends.labels("no_room").inc()
             return
         try:
-            seen = ids[: row.step]
-            data = save(row, seen)
-            self.kept = KeptRow(row.step, row.epoch, row.prompt, tuple(row.lengths), token_digest(seen), data)
+            self.kept = KeptRow.of(row, ids)
         except (RuntimeError, EngineError):  # Torch's out-of-memory errors. The answer is not lost by it.
             LOGGER.exception("the row of session %s could not be saved", self.session_id)
             self.memory.give_back(size)
