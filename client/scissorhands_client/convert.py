@@ -33,6 +33,7 @@ from scissorhands_client.types import (
     GrantSource,
     Policy,
     PrefillProgress,
+    Priority,
     Prompt,
     TokenIds,
     Usage,
@@ -51,6 +52,11 @@ _FINISH_REASONS = {
     generation_pb2.FINISH_REASON_EOS: FinishReason.EOS,
     generation_pb2.FINISH_REASON_STOP: FinishReason.STOP,
     generation_pb2.FINISH_REASON_LENGTH: FinishReason.LENGTH,
+}
+_PRIORITIES = {
+    Priority.LOW: generation_pb2.PRIORITY_LOW,
+    Priority.NORMAL: generation_pb2.PRIORITY_NORMAL,
+    Priority.HIGH: generation_pb2.PRIORITY_HIGH,
 }
 _SESSION_STATES = {
     cache_manager_pb2.SESSION_STATE_OPEN: SessionState.OPEN,
@@ -89,6 +95,7 @@ def generate_request(prompt: Prompt, options: GenerateOptions) -> generation_pb2
         session_id=_text("session_id", options.session_id),
         no_prefix_cache=not options.prefix_cache,
         recall=_recall_message(options),
+        priority=_PRIORITIES[options.priority],
     )
     if isinstance(prompt, str):
         request.text = _text("text", prompt)
@@ -139,6 +146,8 @@ def read_served_model(message: generation_pb2.GetModelResponse) -> ServedModel:
         chat=message.chat,
         version=message.version,
         manager_connected=message.manager_connected,
+        cache_bytes=message.cache_bytes,
+        more_rows=message.more_rows,
     )
 
 

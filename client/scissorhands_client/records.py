@@ -56,6 +56,8 @@ class ServedModel:
         chat: True when the tokenizer has a chat template.
         version: Version of the worker.
         manager_connected: True while the manager answers.
+        cache_bytes: Most bytes of the rows of requests that decode; 0 if only their number is bounded.
+        more_rows: More rows, of the size that was last asked for, that could be held now.
     """
 
     model: ModelInfo
@@ -66,6 +68,8 @@ class ServedModel:
     chat: bool
     version: str
     manager_connected: bool
+    cache_bytes: int = 0
+    more_rows: int = 0
 
 
 class SessionState(Enum):

@@ -32,6 +32,14 @@ class Policy:
         return f"{self.name}:{self.preset}" if self.preset else self.name
 
 
+class Priority(Enum):
+    """How urgent a request is."""
+
+    LOW = "low"
+    NORMAL = "normal"
+    HIGH = "high"
+
+
 @dataclass(frozen=True)
 class ChatMessage:
     """One turn of a conversation.
@@ -83,6 +91,7 @@ class GenerateOptions:
         recall: Share of the budget that evicted slots may take back where the last tokens ask for them, above 0 and at
             most 1; None recalls nothing.
         recall_every: Recall again after so many tokens of the answer; 0 recalls at the end of the prompt only.
+        priority: How urgent the request is: the more urgent come first, and may make a less urgent answer pause.
     """
 
     max_new_tokens: int | None = None
@@ -102,6 +111,7 @@ class GenerateOptions:
     prefix_cache: bool = True
     recall: float | None = None
     recall_every: int = 0
+    priority: Priority = Priority.NORMAL
 
 
 class GrantSource(Enum):

@@ -14,6 +14,7 @@ from scissorhands_client import (
     GrantSource,
     InvalidRequestError,
     Policy,
+    Priority,
     Quality,
     SegmentInfo,
     SessionState,
@@ -76,6 +77,19 @@ def test_what_the_protocol_cannot_carry_is_refused(options, field):
 
 
 @pytest.mark.parametrize(
+    ("priority", "number"),
+    [
+        (Priority.LOW, generation_pb2.PRIORITY_LOW),
+        (Priority.NORMAL, generation_pb2.PRIORITY_NORMAL),
+        (Priority.HIGH, generation_pb2.PRIORITY_HIGH),
+    ],
+)
+def test_priorities(priority, number):
+    assert generate_request("x", GenerateOptions(priority=priority)).priority == number
+    assert number == generation_pb2.Priority.Value(f"PRIORITY_{priority.name}")
+
+
+@pytest.mark.parametrize(
     ("prompt", "field"),
     [
         ("\udcff", "text"),
@@ -115,8 +129,11 @@ def test_a_served_model():
         chat=True,
         version="1",
         manager_connected=True,
+        cache_bytes=1 << 33,
+        more_rows=5,
     )
     served = read_served_model(message)
+    assert (served.cache_bytes, served.more_rows) == (1 << 33, 5)
     assert (served.model.name, served.model.kv_heads, served.model.element_bytes) == ("m", 3, 2)
     assert (served.max_rows, served.max_queued, served.default_max_new_tokens) == (4, 8, 16)
     assert (served.policies, served.chat, served.version, served.manager_connected) == (

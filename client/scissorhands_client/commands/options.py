@@ -8,7 +8,7 @@ import click
 from scissorhands_client.budget import Budget
 from scissorhands_client.channel import DEFAULT_MANAGER, DEFAULT_WORKER, GENERATE_TIMEOUT
 from scissorhands_client.errors import InvalidRequestError
-from scissorhands_client.types import GenerateOptions, Policy
+from scissorhands_client.types import GenerateOptions, Policy, Priority
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -101,6 +101,13 @@ _OPTIONS = (
         "--stop", multiple=True, metavar="TEXT", help="End before the first of these that appears. Repeatable."
     ),
     click.option("--ignore-eos", is_flag=True, help="Continue past end-of-sequence tokens."),
+    click.option(
+        "--priority",
+        type=click.Choice(Priority, case_sensitive=False),
+        default=Priority.NORMAL,
+        show_default="normal",
+        help="How urgent this is: the more urgent come first, and may make a less urgent answer pause.",
+    ),
     click.option(
         "--prefix-cache/--no-prefix-cache",
         default=True,
