@@ -41,11 +41,12 @@ ROWS: tuple[tuple[str, tuple[Graph | Light, ...]], ...] = (
             ),
             Graph(
                 "Rows and queue",
-                "Requests that hold a row or wait for one, and how many may.",
+                "Requests that hold a row or wait for one, how many may, and how many more rows would fit.",
                 units.Short,
                 (
                     summed(f"{WORKER}rows"),
                     summed(f"{WORKER}rows_capacity"),
+                    summed(f"{WORKER}more_rows"),
                     summed(f"{WORKER}queue_requests"),
                     summed(f"{WORKER}queue_capacity_requests"),
                 ),
@@ -67,6 +68,19 @@ ROWS: tuple[tuple[str, tuple[Graph | Light, ...]], ...] = (
                 "From arrival to the start of prefill.",
                 units.Seconds,
                 quantiles(f"{WORKER}queue_time_seconds"),
+            ),
+            Graph(
+                "Preemptions",
+                "Rows that should make room for a more urgent request, per second, by whether they did and by what "
+                "there was not enough of; and how many are put away now.",
+                units.Short,
+                (rate(f"{WORKER}preemptions_total", "result", "reason"), summed(f"{WORKER}preempted_rows")),
+            ),
+            Graph(
+                "Time put away",
+                "From putting a row away to going on with it.",
+                units.Seconds,
+                quantiles(f"{WORKER}preempted_seconds"),
             ),
         ),
     ),
