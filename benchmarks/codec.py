@@ -12,23 +12,19 @@ of the default codec of segments, of encoding and decoding, on the segment and t
 time goes is told by torch's profiler, by the step of the codec that calls it.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
-from unittest.mock import patch
 
 import click
 import torch
 from matplotlib.figure import Figure
 from rich.console import Console
 from rich.table import Table
-from torch.autograd.profiler import record_function
-from torch.profiler import ProfilerActivity, profile
 
-from benchmarks.measuring import environment, interleaved, paired_ratio, save_plot, write_results
+from benchmarks.measuring import environment, interleaved, paired_ratio, save_plot, shares, write_results
 from scissorhands.codec import Statistics, VectorCodec, base, get_codec, grouped, kivi
 from scissorhands.codec.packing import Packing
 from scissorhands.codec.scaled import Scaled
@@ -114,8 +110,8 @@ def measure(shape: str, layers: int, slots: int, codecs: tuple[str, ...], rounds
                 "encode_over_copy": paired_ratio(seconds["copy"], seconds["encode"]),
                 "decode_over_copy": paired_ratio(seconds["copy"], seconds["decode"]),
                 **{f"{case}_nanoseconds_per_number": 1e9 * median(own) / numbers for case, own in seconds.items()},
-                "encode_shares": shares(cases["encode"]),
-                "decode_shares": shares(cases["decode"]),
+                "encode_shares": shares(cases["encode"], _STEPS),
+                "decode_shares": shares(cases["decode"], _STEPS),
             }
         )
     return found
@@ -140,43 +136,6 @@ def statistics() -> Statistics:
     }
     tensors["rotary.energy"] = torch.logspace(2, -1, _HEAD_DIM // 2).expand(_HEADS, -1).contiguous()
     return Statistics(tensors, {})
-
-
-def shares(work: Callable[[], object]) -> dict[str, float]:
-    """Return which share of some work each step of a codec takes, without the steps within it; "other" is the rest."""
-    with _named_steps(), profile(activities=[ProfilerActivity.CPU]) as profiled, record_function("step:whole"):
-        work()
-    own: dict[str, float] = {}
-    for event in profiled.events():
-        if event.name.startswith("step:"):
-            name = event.name.removeprefix("step:")
-            own[name] = own.get(name, 0.0) + event.cpu_time_total
-            outer = event.cpu_parent
-            while outer is not None and not outer.name.startswith("step:"):
-                outer = outer.cpu_parent
-            if outer is not None:
-                above = outer.name.removeprefix("step:")
-                own[above] = own.get(above, 0.0) - event.cpu_time_total
-    whole = sum(own.values())
-    return {("other" if name == "whole" else name): round(time / whole, 3) for name, time in sorted(own.items())}
-
-
-@contextmanager
-def _named_steps() -> Iterator[None]:
-    """Let the steps of codecs show in profiles by their names."""
-    with ExitStack() as stack:
-        for step, places in _STEPS.items():
-            for owner, attribute in places:
-                stack.enter_context(patch.object(owner, attribute, _named(f"step:{step}", getattr(owner, attribute))))
-        yield
-
-
-def _named(name: str, inner: Callable[..., Any]) -> Callable[..., Any]:
-    def outer(*args: Any, **kwargs: Any) -> Any:
-        with record_function(name):
-            return inner(*args, **kwargs)
-
-    return outer
 
 
 def _show(rows: list[dict[str, Any]]) -> None:

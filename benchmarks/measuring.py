@@ -4,15 +4,19 @@ import json
 import os
 import platform
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from statistics import median
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import transformers
 from matplotlib.figure import Figure
 from rich.progress import track
+from torch.autograd.profiler import record_function
+from torch.profiler import ProfilerActivity, profile
 
 
 def environment() -> dict[str, Any]:
@@ -56,6 +60,47 @@ def interleaved(
 def paired_ratio(numerator: Sequence[float], denominator: Sequence[float]) -> float:
     """Return the median of the ratios of runs that were measured right after one another."""
     return median(above / below for above, below in zip(numerator, denominator, strict=True))
+
+
+# Functions and methods that stand for a step of some work, as (owner, attribute), by the step's name.
+Steps = Mapping[str, Sequence[tuple[Any, str]]]
+
+
+def shares(work: Callable[[], object], steps: Steps) -> dict[str, float]:
+    """Return which share of some work each step takes, without the steps within it; "other" is the rest."""
+    with _named_steps(steps), profile(activities=[ProfilerActivity.CPU]) as profiled, record_function("step:whole"):
+        work()
+    own: dict[str, float] = {}
+    for event in profiled.events():
+        if event.name.startswith("step:"):
+            name = event.name.removeprefix("step:")
+            own[name] = own.get(name, 0.0) + event.cpu_time_total
+            outer = event.cpu_parent
+            while outer is not None and not outer.name.startswith("step:"):
+                outer = outer.cpu_parent
+            if outer is not None:
+                above = outer.name.removeprefix("step:")
+                own[above] = own.get(above, 0.0) - event.cpu_time_total
+    whole = sum(own.values())
+    return {("other" if name == "whole" else name): round(time / whole, 3) for name, time in sorted(own.items())}
+
+
+@contextmanager
+def _named_steps(steps: Steps) -> Iterator[None]:
+    """Let steps show in profiles by their names."""
+    with ExitStack() as stack:
+        for step, places in steps.items():
+            for owner, attribute in places:
+                stack.enter_context(patch.object(owner, attribute, _named(f"step:{step}", getattr(owner, attribute))))
+        yield
+
+
+def _named(name: str, inner: Callable[..., Any]) -> Callable[..., Any]:
+    def outer(*args: Any, **kwargs: Any) -> Any:
+        with record_function(name):
+            return inner(*args, **kwargs)
+
+    return outer
 
 
 def write_results(
