@@ -12,7 +12,7 @@ likely next one is taken. The full cache is measured at its full length.
 Caches are filled with random keys and values, the same in every row, which take as long as any others. Steps of all
 cases are run in turn. ``tokens_at_equal_memory`` is the median, over rounds, of the budget's tokens per second over the
 full cache's; ``tokens_at_equal_memory_4bit`` is that of resident 4-bit slots. Where the time of a step goes is told by
-torch's profiler.
+timing its parts.
 """
 
 from collections.abc import Callable

@@ -9,7 +9,7 @@ codec, it has to find memory for what it makes.
 
 A ratio is the median of the copy's time over the codec's, run after run, each in turn. ``codec_over_copy`` is the least
 of the default codec of segments, of encoding and decoding, on the segment and the large shape. Where the rest of the
-time goes is told by torch's profiler, by the step of the codec that calls it.
+time goes is told by timing the steps of the codec.
 """
 
 from collections.abc import Callable

@@ -4,8 +4,8 @@ import json
 import os
 import platform
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -15,8 +15,6 @@ import torch
 import transformers
 from matplotlib.figure import Figure
 from rich.progress import track
-from torch.autograd.profiler import record_function
-from torch.profiler import ProfilerActivity, profile
 
 
 def environment() -> dict[str, Any]:
@@ -67,40 +65,35 @@ Steps = Mapping[str, Sequence[tuple[Any, str]]]
 
 
 def shares(work: Callable[[], object], steps: Steps) -> dict[str, float]:
-    """Return which share of some work each step takes, without the steps within it; "other" is the rest."""
-    with _named_steps(steps), profile(activities=[ProfilerActivity.CPU]) as profiled, record_function("step:whole"):
-        work()
+    """Return which share of some work each step takes, without the steps within it; "other" is the rest.
+
+    Times are those of the calling thread: on a GPU, work that waits for nothing shows where it is waited for.
+    """
     own: dict[str, float] = {}
-    for event in profiled.events():
-        if event.name.startswith("step:"):
-            name = event.name.removeprefix("step:")
-            own[name] = own.get(name, 0.0) + event.cpu_time_total
-            outer = event.cpu_parent
-            while outer is not None and not outer.name.startswith("step:"):
-                outer = outer.cpu_parent
-            if outer is not None:
-                above = outer.name.removeprefix("step:")
-                own[above] = own.get(above, 0.0) - event.cpu_time_total
-    whole = sum(own.values())
-    return {("other" if name == "whole" else name): round(time / whole, 3) for name, time in sorted(own.items())}
+    # What the steps within each step under way have taken, the innermost last.
+    within: list[float] = []
 
+    def timed(name: str, inner: Callable[..., Any]) -> Callable[..., Any]:
+        def outer(*args: Any, **kwargs: Any) -> Any:
+            within.append(0.0)
+            began = time.perf_counter()
+            try:
+                return inner(*args, **kwargs)
+            finally:
+                took = time.perf_counter() - began
+                own[name] = own.get(name, 0.0) + took - within.pop()
+                if within:
+                    within[-1] += took
 
-@contextmanager
-def _named_steps(steps: Steps) -> Iterator[None]:
-    """Let steps show in profiles by their names."""
+        return outer
+
     with ExitStack() as stack:
-        for step, places in steps.items():
+        for name, places in steps.items():
             for owner, attribute in places:
-                stack.enter_context(patch.object(owner, attribute, _named(f"step:{step}", getattr(owner, attribute))))
-        yield
-
-
-def _named(name: str, inner: Callable[..., Any]) -> Callable[..., Any]:
-    def outer(*args: Any, **kwargs: Any) -> Any:
-        with record_function(name):
-            return inner(*args, **kwargs)
-
-    return outer
+                stack.enter_context(patch.object(owner, attribute, timed(name, getattr(owner, attribute))))
+        timed("other", work)()
+    whole = sum(own.values())
+    return {name: round(took / whole, 3) for name, took in sorted(own.items())}
 
 
 def write_results(
