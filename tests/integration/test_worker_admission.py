@@ -90,6 +90,12 @@ def test_without_a_bound_of_bytes_the_rows_are_as_many_as_ever():
     assert settings(cache_bytes=1 << 20, rows=7).most_rows == 7
 
 
+def test_a_step_reads_less_on_a_cpu():
+    assert settings().tokens_of_step("cpu") == 32
+    assert settings().tokens_of_step("cuda") == 512
+    assert settings(step_tokens=7).tokens_of_step("cuda") == 7
+
+
 @pytest.mark.parametrize("step_tokens", [1, 16, 4096])
 async def test_whatever_a_step_may_read_the_answers_are_the_same(step_tokens):
     messages = [

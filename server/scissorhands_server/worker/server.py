@@ -113,7 +113,7 @@ class Worker:
             Parking(memory, metrics.parking),
             metrics,
             limits=Limits(settings.most_rows, settings.queue, settings.cache_bytes, settings.priority_aging),
-            step_tokens=settings.step_tokens,
+            step_tokens=settings.tokens_of_step(model.device.type),
             plan_deadline=settings.plan_deadline,
             ended=self._ended,
         )

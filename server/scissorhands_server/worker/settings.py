@@ -10,6 +10,10 @@ from scissorhands_server.settings import ServerSettings
 
 DEFAULT_ROWS = 4
 MOST_ROWS = 1024
+# On a CPU a token that is read takes about as long as one that is decoded in a batch, so a chunk is felt; a GPU reads
+# hundreds in the time of a decode step.
+CPU_STEP_TOKENS = 32
+GPU_STEP_TOKENS = 512
 
 
 class WorkerSettings(ServerSettings):
@@ -39,11 +43,11 @@ class WorkerSettings(ServerSettings):
         description="Bytes that the rows of these requests may take, evidence included; 0: no bound but their number.",
     )
     step_tokens: int = Field(
-        default=256,
-        ge=1,
+        default=0,
+        ge=0,
         le=65536,
         description="Tokens of one step: one for each request that decodes, the rest for prompts. A chunk of a prompt "
-        "that is larger waits some steps.",
+        f"that is larger waits some steps. 0: {CPU_STEP_TOKENS} on the CPU, {GPU_STEP_TOKENS} elsewhere.",
     )
     priority_aging: float = Field(
         default=30.0,
@@ -138,6 +142,10 @@ class WorkerSettings(ServerSettings):
         description="How long a stop waits for answers, in seconds; then those of sessions are suspended as they are.",
     )
     log_level: str = Field(default="info", description="Least severe messages to log: debug, info, warning or error.")
+
+    def tokens_of_step(self, device: str) -> int:
+        """Return the tokens of one step on a type of device."""
+        return self.step_tokens or (CPU_STEP_TOKENS if device == "cpu" else GPU_STEP_TOKENS)
 
     @property
     def most_rows(self) -> int:
