@@ -5,8 +5,8 @@ from typing import TypeVar
 
 # The most of one message, by the protocol.
 MAX_CHUNK_BYTES = 1 << 20
-# What is sent at once of rows: each message takes some turns of both sides' event loops, however small it is, and larger
-# ones than this gain no more.
+# What is sent at once of rows: each message takes some turns of both sides' event loops, however small it is, and
+# larger ones than this gain no more.
 ROW_CHUNK_BYTES = 1 << 19
 
 Bytes = TypeVar("Bytes", bytes, memoryview)
