@@ -4,7 +4,8 @@ Nothing is encoded or decoded on the way. Every tensor begins at a multiple of t
 viewed as its numbers.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import chain
 from typing import NamedTuple
 
 import torch
@@ -37,18 +38,27 @@ class Place(NamedTuple):
         return self.start + self.size
 
 
-def place_behind(end: int, tensor: torch.Tensor, slots: Index, count: int) -> Place | None:
-    """Return where slots go behind what ends at ``end``; None if they have no bytes.
+def places_behind(end: int, slots: Iterable[tuple[torch.Tensor, Index, int]]) -> list[Place]:
+    """Return where slots of tensors go, one behind the other.
 
     Args:
         end: The byte after the last that is taken.
-        tensor: ``[kv_heads, B, ...]``, of one row.
-        slots: Which slots of it, and
-        count: how many they are. A tensor without slots has none.
+        slots: Tensors ``[kv_heads, B, ...]`` of one row, which slots of each, and how many these are. Those without
+            bytes have no place.
     """
-    shape = (tensor.shape[0], count, *tensor.shape[2:])
-    size = tensor.element_size() * torch.Size(shape).numel() if tensor.shape[1] else 0
-    return Place(tensor, slots, shape, -(-end // _ALIGNMENT) * _ALIGNMENT, size) if size else None
+    places: list[Place] = []
+    for tensor, chosen, count in slots:
+        shape = (tensor.shape[0], count, *tensor.shape[2:])
+        size = tensor.element_size() * torch.Size(shape).numel() if tensor.shape[1] else 0
+        if size:
+            start = -(-extent(places, end) // _ALIGNMENT) * _ALIGNMENT
+            places.append(Place(tensor, chosen, shape, start, size))
+    return places
+
+
+def flat(places: Iterable[Iterable[Place]]) -> list[Place]:
+    """Return the places of all layers, in order."""
+    return list(chain.from_iterable(places))
 
 
 def extent(places: Sequence[Place], head: int = 0) -> int:
@@ -68,9 +78,11 @@ def gather(places: Sequence[Place], device: torch.device, head: bytes = b"") -> 
 
 
 def scatter(data: bytearray | memoryview, places: Sequence[Place], device: torch.device) -> None:
-    """Put bytes into places; they must be as many as :func:`extent` says."""
+    """Put the bytes of places that follow one another where they belong."""
     if not places:
         return
-    held = torch.frombuffer(data, dtype=torch.uint8).to(device)
+    first = places[0].start
+    held = torch.frombuffer(data, dtype=torch.uint8, offset=first, count=places[-1].end - first).to(device)
     for place in places:
-        place.tensor[:, place.slots] = held[place.start : place.end].view(place.tensor.dtype).view(place.shape)
+        own = held[place.start - first : place.end - first]
+        place.tensor[:, place.slots] = own.view(place.tensor.dtype).view(place.shape)

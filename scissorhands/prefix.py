@@ -23,6 +23,7 @@ import hashlib
 import struct
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
+from typing import NamedTuple
 
 from scissorhands.budget import Grant, ModelShape
 from scissorhands.errors import MismatchError
@@ -219,6 +220,39 @@ class PrefixManifest:
             CorruptRowError: The bytes fail a check, or are of another version.
         """
         return read_frame(data, MAGIC, VERSION, _parse_body)
+
+
+class PartPlace(NamedTuple):
+    """A part of a chain of boundaries.
+
+    Args:
+        boundary: Index of its boundary.
+        rank: Index among the boundary's parts.
+        part: The part.
+        evidence: Whether it is of the evidence.
+    """
+
+    boundary: int
+    rank: int
+    part: Part
+    evidence: bool
+
+
+def in_transfer(chain: Sequence[PrefixManifest]) -> list[PartPlace]:
+    """Return the parts of boundaries that go on from one another in the order in which they are sent.
+
+    The evidence of the last comes first: every layer needs it. Then what grew, first parts first: so the first layers
+    of all boundaries have come when the last are still on their way.
+    """
+    last = len(chain) - 1
+    first = len(chain[last].grown)
+    evidence = [PartPlace(last, first + index, part, evidence=True) for index, part in enumerate(chain[last].evidence)]
+    grown = [
+        PartPlace(at, index, part, evidence=False)
+        for at, one in enumerate(chain)
+        for index, part in enumerate(one.grown)
+    ]
+    return evidence + sorted(grown, key=lambda place: place.rank)
 
 
 def _parse_body(body: memoryview) -> PrefixManifest:

@@ -4,13 +4,15 @@ Two strings of bytes: keys, values and positions of the tokens since another bou
 Nothing is encoded or decoded on the way. A row that is put together from them is the one that had read the tokens.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import torch
 
 from scissorhands.errors import CorruptRowError, EngineError
-from scissorhands.places import Index, Place, extent, gather, place_behind, scatter
+from scissorhands.incoming import Incoming, RowState
+from scissorhands.places import Index, Place, extent, flat, gather, places_behind
 from scissorhands.prefix import PrefixManifest
 from scissorhands.row import Row
 from scissorhands.sliding import SlidingLayer
@@ -34,7 +36,7 @@ class PrefixPiece(NamedTuple):
 def state_bytes(row: Row, start: int) -> int:
     """Return the bytes of what :func:`save` copies."""
     lengths = row.lengths
-    return extent(_grown(row, lengths, start, row.step)) + extent(_evidence(row, lengths))
+    return extent(flat(_grown(row, lengths, start, row.step))) + extent(flat(_evidence(row, lengths)))
 
 
 def save(row: Row, start: int) -> SavedPrefix:
@@ -51,20 +53,31 @@ def save(row: Row, start: int) -> SavedPrefix:
         raise EngineError(f"a row of {row.step} tokens and {row.epoch} evictions has nothing to save from {start} on")
     lengths, step = row.lengths, row.step
     device = row.pool.layers[0].keys.device
-    return SavedPrefix(gather(_grown(row, lengths, start, step), device), gather(_evidence(row, lengths), device))
+    grown, evidence = _grown(row, lengths, start, step), _evidence(row, lengths)
+    return SavedPrefix(gather(flat(grown), device), gather(flat(evidence), device))
 
 
 def put(row: Row, chain: Sequence[PrefixPiece]) -> None:
     """Make an empty row what was stored, all of it or nothing.
 
+    Raises:
+        CorruptRowError: As :func:`incoming`. The row is still empty.
+    """
+    incoming(row, chain).put_all()
+
+
+def incoming(row: Row, chain: Sequence[PrefixPiece]) -> Incoming:
+    """Make sure that what was stored fits an empty row, and return what puts it there.
+
     Args:
         row: A row that has seen nothing, under a grant of the same identity.
-        chain: Boundaries that go on from one another, the first from nothing.
+        chain: Boundaries that go on from one another, the first from nothing. Of their bytes some may still be missing.
 
     Raises:
-        CorruptRowError: They do not fit the row. The row is still empty.
+        CorruptRowError: They do not fit the row.
     """
-    writes: list[tuple[memoryview, list[Place]]] = []
+    buffers: list[memoryview] = []
+    places: list[Callable[[], list[list[Place]]]] = []
     at = 0
     for manifest, grown, _ in chain:
         if row.step or manifest.start != at or len(manifest.lengths) != len(row.lengths):
@@ -73,23 +86,19 @@ def put(row: Row, chain: Sequence[PrefixPiece]) -> None:
             least = 0 if layer.window else manifest.start
             if not least <= length <= min(most, manifest.step):
                 raise CorruptRowError(f"{length} slots do not fit into {most}")
-        writes.append((grown, _grown(row, manifest.lengths, manifest.start, manifest.step)))
+        buffers.append(grown)
+        places.append(partial(_grown, row, manifest.lengths, manifest.start, manifest.step))
         at = manifest.step
     last = chain[-1]
-    writes.append((last.evidence, _evidence(row, last.manifest.lengths)))
-    for data, places in writes:
-        wanted = extent(places)
-        if len(data) != wanted:
-            raise CorruptRowError(f"there are {len(data)} bytes instead of {wanted}")
-    for data, places in writes:
-        scatter(data, places, row.pool.layers[0].keys.device)
-    row.lengths = list(last.manifest.lengths)
-    row.step, row.epoch, row.prompt = last.manifest.step, last.manifest.epoch, last.manifest.step
+    buffers.append(last.evidence)
+    places.append(partial(_evidence, row, last.manifest.lengths))
+    return Incoming(row, RowState(last.manifest.lengths, at, last.manifest.epoch, at), buffers, places)
 
 
-def _grown(row: Row, lengths: Sequence[int], begin: int, step: int) -> list[Place]:
-    """Return the places of keys, values and positions that came since ``begin``; a ring holds the newest of them."""
-    places: list[Place] = []
+def _grown(row: Row, lengths: Sequence[int], begin: int, step: int) -> list[list[Place]]:
+    """Return where each layer's keys, values and positions since ``begin`` go; a ring holds the newest of them."""
+    places: list[list[Place]] = []
+    end = 0
     for layer, length in zip(row.pool.layers, lengths, strict=True):
         if isinstance(layer, SlidingLayer):
             count = min(step - begin, layer.slots)
@@ -97,19 +106,17 @@ def _grown(row: Row, lengths: Sequence[int], begin: int, step: int) -> list[Plac
         else:
             count, slots = length - begin, slice(begin, length)
         # A ring has no positions: of those tensors there are no bytes.
-        for tensor in (layer.keys, layer.values, layer.positions):
-            place = place_behind(extent(places), tensor[row.index], slots, count)
-            if place:
-                places.append(place)
+        own = [(tensor[row.index], slots, count) for tensor in (layer.keys, layer.values, layer.positions)]
+        places.append(places_behind(end, own))
+        end = extent(places[-1], end)
     return places
 
 
-def _evidence(row: Row, lengths: Sequence[int]) -> list[Place]:
-    """Return the places of the signals' states of all slots in use."""
-    places: list[Place] = []
+def _evidence(row: Row, lengths: Sequence[int]) -> list[list[Place]]:
+    """Return where the signals' states of each layer's slots in use go."""
+    places: list[list[Place]] = []
+    end = 0
     for layer, length in zip(row.pool.layers, lengths, strict=True):
-        for state in layer.states:
-            place = place_behind(extent(places), state[row.index], slice(length), length)
-            if place:
-                places.append(place)
+        places.append(places_behind(end, [(state[row.index], slice(length), length) for state in layer.states]))
+        end = extent(places[-1], end)
     return places

@@ -10,10 +10,12 @@ an answer keeps :attr:`~scissorhands.row.Row.pending` beside it.
 """
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Protocol
 
 from scissorhands.errors import CorruptRowError, EngineError
-from scissorhands.places import Place, extent, gather, place_behind, scatter
+from scissorhands.incoming import Incoming, RowState
+from scissorhands.places import Place, extent, flat, gather, places_behind
 from scissorhands.row import Row
 from scissorhands.suspended import token_bytes
 
@@ -40,7 +42,7 @@ class SavedRow(Protocol):
 
 def state_bytes(row: Row) -> int:
     """Return the bytes of a row's state."""
-    return extent(_places(row, row.lengths, row.step), _ids_bytes(row.step))
+    return extent(flat(_places(row, row.lengths, row.step)), _ids_bytes(row.step))
 
 
 def save(row: Row, ids: Sequence[int]) -> memoryview:
@@ -55,47 +57,51 @@ def save(row: Row, ids: Sequence[int]) -> memoryview:
     """
     if row.observed_layers or len(ids) != row.step:
         raise EngineError(f"a row that has seen {row.step} tokens cannot be saved with {len(ids)} ids, or in a pass")
-    return gather(_places(row, row.lengths, row.step), row.pool.layers[0].keys.device, token_bytes(ids))
+    places = flat(_places(row, row.lengths, row.step))
+    return gather(places, row.pool.layers[0].keys.device, token_bytes(ids))
 
 
 def restore(row: Row, saved: SavedRow, data: bytearray | memoryview, ids: Sequence[int]) -> None:
     """Put a saved state into an empty row, all of it or nothing.
 
+    Raises:
+        CorruptRowError: As :func:`incoming`, or the state is of other tokens. The row is still empty.
+    """
+    incoming(row, saved, data, ids).put_all()
+
+
+def incoming(row: Row, saved: SavedRow, data: bytearray | memoryview, ids: Sequence[int]) -> Incoming:
+    """Make sure that a saved state fits an empty row, and return what puts it there.
+
     Args:
         row: A row that has seen nothing, under a grant that takes the state (:func:`~scissorhands.suspended.takes`).
         saved: What was saved.
-        data: Its bytes, whose checksums have been checked.
+        data: Its bytes, whose checksums have been checked, or will be before they are put anywhere.
         ids: The token ids that it must have seen.
 
     Raises:
-        CorruptRowError: The state does not fit the row. The row is still empty.
+        CorruptRowError: The state does not fit the row.
     """
     if row.step or len(saved.lengths) != len(row.lengths):
         raise CorruptRowError(f"{len(saved.lengths)} layers do not fit a row of {len(row.lengths)}")
     for length, most in zip(saved.lengths, row.grant.layer_slots, strict=True):
         if length > min(most, saved.step):
             raise CorruptRowError(f"{length} slots do not fit into {most}")
-    places = _places(row, saved.lengths, saved.step)
-    wanted = extent(places, _ids_bytes(saved.step))
-    if len(data) != wanted:
-        raise CorruptRowError(f"the state is {len(data)} bytes instead of {wanted}")
-    head = token_bytes(ids)
-    if len(ids) != saved.step or bytes(data[: len(head)]) != head:
+    if len(ids) != saved.step:
         raise CorruptRowError("the state is of other tokens")
-    scatter(data, places, row.pool.layers[0].keys.device)
-    row.lengths = list(saved.lengths)
-    row.step, row.epoch, row.prompt = saved.step, saved.epoch, saved.prompt
+    state = RowState(saved.lengths, saved.step, saved.epoch, saved.prompt)
+    places = partial(_places, row, saved.lengths, saved.step)
+    return Incoming(row, state, [data], [places], token_bytes(ids))
 
 
-def _places(row: Row, lengths: Sequence[int], step: int) -> list[Place]:
-    """Return where each tensor's slots in use go; tensors without bytes have no place."""
-    places: list[Place] = []
+def _places(row: Row, lengths: Sequence[int], step: int) -> list[list[Place]]:
+    """Return where each layer's slots in use go; tensors without bytes have no place."""
+    places: list[list[Place]] = []
+    end = _ids_bytes(step)
     for layer, length in zip(row.pool.layers, lengths, strict=True):
-        for tensor in layer.tensors():
-            end = extent(places, _ids_bytes(step))
-            place = place_behind(end, tensor[row.index], slice(length), min(length, tensor.shape[2]))
-            if place:
-                places.append(place)
+        own = [(tensor[row.index], slice(length), min(length, tensor.shape[2])) for tensor in layer.tensors()]
+        places.append(places_behind(end, own))
+        end = extent(places[-1], end)
     return places
 
 

@@ -1,11 +1,12 @@
 """One forward pass of the model over rows of the cache."""
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from transformers import PreTrainedModel
 
+from scissorhands.incoming import IncomingView
 from scissorhands.peek import PeekView
 from scissorhands.row import Row
 from scissorhands.view import StepView
@@ -37,10 +38,21 @@ class ModelStep:
 
     def scores(self, rows: Sequence[Row], tokens: Sequence[Sequence[int]], last: int) -> torch.Tensor:
         """Do the same and return the logits after each of the ``last`` tokens: ``[rows, last, vocabulary]``."""
-        view = StepView(rows)
-        logits = self._pass(view, tokens, last)
-        view.commit(len(tokens[0]))
-        return logits
+        return self._read(StepView(rows), tokens, last)
+
+    def behind(self, row: Row, tokens: Sequence[int], wait: Callable[[int], None]) -> torch.Tensor:
+        """Append tokens to a row whose slots are still on their way.
+
+        Args:
+            row: The row, in which there is room for them.
+            tokens: Token ids.
+            wait: See :class:`~scissorhands.incoming.IncomingView`. If it raises, the pass can be repeated, unless it
+                is one of several tokens over a sliding layer.
+
+        Returns:
+            ``[vocabulary]`` float32 logits after the last token, on the CPU.
+        """
+        return self._read(IncomingView(row, wait), [tokens], 1)[0, 0]
 
     def peek(self, row: Row, tokens: Sequence[int]) -> list[torch.Tensor]:
         """Return what tokens would ask for if they were read now; the row stays as it is.
@@ -60,6 +72,11 @@ class ModelStep:
         finally:
             view.leave()
         return view.queries
+
+    def _read(self, view: StepView, tokens: Sequence[Sequence[int]], last: int) -> torch.Tensor:
+        logits = self._pass(view, tokens, last)
+        view.commit(len(tokens[0]))
+        return logits
 
     def _pass(self, view: StepView, tokens: Sequence[Sequence[int]], last: int) -> torch.Tensor:
         rows = view.rows

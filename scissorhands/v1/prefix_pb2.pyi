@@ -100,8 +100,9 @@ Global___LoadPrefixHeader: _TypeAlias = LoadPrefixHeader  # noqa: Y015
 
 @_typing.final
 class LoadPrefixResponse(_message.Message):
-    """LoadPrefixResponse is one message of the stream: the header first, then the parts in order, in chunks: of each boundary
-    what grew, and of the last one its evidence too.
+    """LoadPrefixResponse is one message of the stream: the header first, then the parts, in chunks: the evidence of the last
+    boundary, then of what grew the first part of every boundary, the second of every boundary, and so on. So the first
+    layers come first.
     """
 
     DESCRIPTOR: _descriptor.Descriptor

@@ -87,7 +87,7 @@ async def test_without_a_store_or_a_manager_prompts_are_read(manager, redis_serv
 
 
 async def test_a_store_killed_during_a_load(redis_server, monkeypatch):
-    original = StoredPrefixes._fetch
+    original = StoredPrefixes.fetch
 
     async def fetch(*arguments):
         data = await original(*arguments)
@@ -96,7 +96,7 @@ async def test_a_store_killed_during_a_load(redis_server, monkeypatch):
 
     async with manager_here(redis_server) as here, workers(here, **SETTINGS) as ((one, first), (two, second)):
         expected = await first_answer(first, one)
-        monkeypatch.setattr(StoredPrefixes, "_fetch", fetch)
+        monkeypatch.setattr(StoredPrefixes, "fetch", fetch)
         assert await answer(second, PROMPT, **FULL) == (expected, 0)
         assert counts(two) == {"store_unavailable": 1}
         await stored(two)

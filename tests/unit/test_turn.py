@@ -13,6 +13,7 @@ from scissorhands.cache import ResidentCache
 from scissorhands.grant import PolicyRequest, grant
 from scissorhands.v1 import budget_pb2
 from scissorhands.wire import grant_message, read_grant
+from scissorhands_server.worker.arrival import Arrival
 from scissorhands_server.worker.suspension_metrics import SuspensionMetrics
 from scissorhands_server.worker.turn import Memory, ResumedRow, Turn
 
@@ -38,7 +39,7 @@ def turn_of(registry, held=None, lengths=(40, 40), bound=1 << 20):
     if held is not None:
         manifest = manifest_of([b"x" * 100], step=100, lengths=lengths, grant=held.SerializeToString())
         assert turn.memory.take(manifest.state_bytes)
-        turn.resumed = ResumedRow(manifest, read_grant(held), held, bytearray(100))
+        turn.resumed = ResumedRow(manifest, read_grant(held), held, Arrival([100], turn.memory))
     return turn
 
 
@@ -96,7 +97,7 @@ def test_a_row_of_another_size_is_dropped_and_its_prompt_read(registry):
     held = message(40)
     turn = turn_of(registry, held)
     row = ResidentCache(SHAPE, torch.float32, torch.device("cpu")).add_row(read_grant(held))
-    turn.restore(row, list(range(200)))
+    assert turn.incoming(row, list(range(200))) is None
     assert (row.step, turn.resumed) == (0, None)
     assert value(registry, "resumes_total", result="corrupt") == 1
     assert value(registry, "resumes_total", result="resumed") == 0

@@ -8,7 +8,7 @@ from contextlib import aclosing, suppress
 from functools import partial
 
 from scissorhands.errors import CorruptRowError, InvalidRequestError, MismatchError, StoreUnavailableError
-from scissorhands.prefix import KEY_BYTES, MAX_BOUNDARIES, PrefixManifest
+from scissorhands.prefix import KEY_BYTES, MAX_BOUNDARIES, PartPlace, PrefixManifest, in_transfer
 from scissorhands.v1 import prefix_pb2
 from scissorhands_server.chunks import chunks
 from scissorhands_server.manager.admission import Admission
@@ -77,10 +77,9 @@ class Prefixes:
             try:
                 # First of all, so that their time is not over half way.
                 await asyncio.gather(*(self._stored.touch(found) for found in chain), self._use(chain, pinned=True))
-                for found in chain:
-                    async with aclosing(self._send(found, evidence=found is chain[-1])) as sent:
-                        async for chunk in sent:
-                            yield Response(chunk=chunk)
+                async with aclosing(self._send(chain)) as sent:
+                    async for chunk in sent:
+                        yield Response(chunk=chunk)
             finally:
                 ticket.release()
                 await self._use(chain, pinned=False)
@@ -160,19 +159,25 @@ class Prefixes:
             await self._broken(key, error)
             return None
 
-    async def _send(self, found: StoredPrefix, *, evidence: bool) -> AsyncGenerator[bytes]:
-        """Yield the parts of a boundary in chunks."""
-        expected = iter(found.manifest.parts)
+    async def _send(self, chain: Sequence[StoredPrefix]) -> AsyncGenerator[bytes]:
+        """Yield the parts of boundaries in chunks."""
+        order = in_transfer([found.manifest for found in chain])
+        fetches = [partial(self._fetch, chain[place.boundary], place) for place in order]
+        async with aclosing(in_order(fetches)) as parts:
+            async for data in parts:
+                for chunk in chunks(data):
+                    yield chunk
+                self._metrics.prefix_loaded_bytes.inc(len(data))
+
+    async def _fetch(self, found: StoredPrefix, place: PartPlace) -> bytes:
+        """Return a part of a boundary; one that is broken takes the boundary with it."""
         try:
-            async with aclosing(in_order(self._stored.fetches(found, evidence=evidence))) as parts:
-                async for data in parts:
-                    next(expected).check(data)
-                    for chunk in chunks(data):
-                        yield chunk
-                    self._metrics.prefix_loaded_bytes.inc(len(data))
+            data = await self._stored.fetch(found, place.rank)
+            place.part.check(data)
         except CorruptRowError as error:
             await self._broken(found.manifest.key, error)
             raise
+        return data
 
     async def _use(self, chain: Sequence[StoredPrefix], *, pinned: bool) -> None:
         """Take note that boundaries are used. Without the first the others are nothing, so it goes last."""

@@ -9,7 +9,7 @@ are kept for a short while only.
 import asyncio
 import re
 import secrets
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
@@ -131,7 +131,8 @@ class StoredPrefixes(Keeper):
             return 0
         try:
             expected = iter(found.manifest.parts)
-            async with aclosing(in_order(self.fetches(found, evidence=True))) as parts:
+            fetches = [partial(self.fetch, found, index) for index in range(len(found.manifest.parts))]
+            async with aclosing(in_order(fetches)) as parts:
                 async for data in parts:
                     next(expected).check(data)
         except CorruptRowError:
@@ -154,17 +155,14 @@ class StoredPrefixes(Keeper):
         named = {_RECORD, *(_parts(found.writer, len(found.manifest.parts)) if found else ())}
         return [page for page in pages if page not in named and await self._overdue(self._owner(key), page)]
 
-    def fetches(self, found: StoredPrefix, *, evidence: bool) -> list[Callable[[], Awaitable[bytes]]]:
-        """Return what fetches each part of a boundary, unchecked, those of its evidence only if asked for.
+    async def fetch(self, found: StoredPrefix, index: int) -> bytes:
+        """Return a part of a boundary, unchecked.
 
-        Each raises :class:`~scissorhands.errors.CorruptRowError` if its part is missing.
+        Raises:
+            CorruptRowError: It is missing.
+            StoreUnavailableError: The store does not answer.
         """
-        manifest = found.manifest
-        count = len(manifest.parts if evidence else manifest.grown)
-        return [partial(self._fetch, manifest.key, found.writer, index) for index in range(count)]
-
-    async def _fetch(self, key: bytes, writer: bytes, index: int) -> bytes:
-        data = await self._store.get(self._owner(key), _part(writer, index))
+        data = await self._store.get(self._owner(found.manifest.key), _part(found.writer, index))
         if data is None:
             raise CorruptRowError(f"part {index} of a prefix is missing")
         return data

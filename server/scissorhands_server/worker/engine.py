@@ -19,6 +19,7 @@ from scissorhands.step import ModelStep
 from scissorhands_server.worker.accounting import count_attention, show_cache
 from scissorhands_server.worker.allowance import Allowance
 from scissorhands_server.worker.answers import Answers, Ending
+from scissorhands_server.worker.arrivals import Arrivals
 from scissorhands_server.worker.loading import LoadedModel
 from scissorhands_server.worker.metrics import WorkerMetrics
 from scissorhands_server.worker.offload import Offloader
@@ -78,6 +79,7 @@ class Engine:
         ended: Ended,
     ) -> None:
         self._step = ModelStep(loaded.model)
+        self._arrivals = Arrivals(self._step)
         self._new_cache = new_cache
         self._cache = new_cache()
         self._planner = planner
@@ -86,7 +88,7 @@ class Engine:
         self._answers = Answers(loaded.eos_ids, offloader, shadows, metrics)
         self._parking = parking
         self._metrics = metrics
-        self._reader = Reader(self._step, planner, recalls, self._answers, metrics, plan_deadline)
+        self._reader = Reader(self._arrivals, planner, recalls, self._answers, metrics, plan_deadline)
         self._ended = ended
         # Only the engine's thread changes who runs; whatever else is read or changed needs the lock of ``_work``.
         self._scheduler: Scheduler[Task] = Scheduler(limits)
@@ -234,7 +236,7 @@ class Engine:
                 return
             task.started = time.monotonic()
             self._metrics.queue_time.observe(task.started - task.arrived)
-            task.restore()
+            self._arrivals.begin(task)
             if task.shadowed and task.row.epoch:  # It has evicted in an earlier turn: it is no full cache now.
                 self._shadows.begin(task)
 

@@ -38,6 +38,9 @@ class Parking:
             task: The task, between two forward passes.
             lacks: What there is no room in: ``rows`` or ``bytes``.
         """
+        if task.arriving:  # What it begins with is still on its way, and soon here.
+            self._metrics.preemptions.labels("coming", lacks).inc()
+            return False
         row, size = task.seat, state_bytes(task.seat)
         if not self._memory.take(size):
             self._metrics.preemptions.labels("no_memory", lacks).inc()

@@ -2,7 +2,7 @@
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-PREEMPTION_RESULTS = ("put_away", "no_memory", "failed")
+PREEMPTION_RESULTS = ("put_away", "no_memory", "coming", "failed")
 PREEMPTION_REASONS = ("rows", "bytes")
 
 _SECONDS = (0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)

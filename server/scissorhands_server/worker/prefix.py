@@ -1,14 +1,16 @@
 """A request's prefix: what its row begins with, and which boundaries of its prompt it leaves for others."""
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from scissorhands.errors import CorruptRowError, EngineError
+from scissorhands.incoming import Incoming
 from scissorhands.prefix import Boundary
-from scissorhands.prefix_state import PrefixPiece, SavedPrefix, put, save, state_bytes
+from scissorhands.prefix_state import PrefixPiece, SavedPrefix, incoming, save, state_bytes
 from scissorhands.row import Row
+from scissorhands_server.worker.arrival import Arrival
 from scissorhands_server.worker.memory import Memory
 from scissorhands_server.worker.prefix_metrics import PrefixMetrics
 from scissorhands_server.worker.prefix_rates import Rates
@@ -18,22 +20,15 @@ LOGGER = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class LoadedPrefix:
-    """A prefix that has come from the store, all its bytes checked.
+    """A prefix that comes from the store.
 
     Args:
         pieces: What was stored at its boundaries.
-        size: Bytes of memory that they take.
-        seconds: How long they took to come.
+        arrival: Where their bytes come, all checked.
     """
 
     pieces: tuple[PrefixPiece, ...]
-    size: int
-    seconds: float
-
-    @property
-    def tokens(self) -> int:
-        """Tokens of it."""
-        return self.pieces[-1].manifest.step
+    arrival: Arrival
 
 
 @dataclass(frozen=True)
@@ -94,33 +89,43 @@ class Prefix:
         """Leave these boundaries in the store."""
         self.wanted |= {boundary.step: boundary for boundary in boundaries}
 
-    def restore(self, row: Row) -> None:
-        """Let an empty row begin with what was loaded; what does not fit leaves it empty, and is counted."""
-        loaded = self.loaded
-        if loaded is None:
-            return
+    def incoming(self, row: Row, ids: Sequence[int]) -> tuple[Incoming, Arrival] | None:
+        """Return what puts the prefix in an empty row; what does not fit is dropped and counted."""
+        del ids  # A prefix is known by its key, which is of them.
+        if self.loaded is None:
+            return None
         try:
-            put(row, loaded.pieces)
+            return incoming(row, self.loaded.pieces), self.loaded.arrival
         except CorruptRowError:
             LOGGER.exception("a prefix does not fit its row; the prompt is read")
-            self.metrics.lookups.labels("corrupt").inc()
-        else:
-            self.tokens = row.step
-            self.metrics.lookups.labels("hit").inc()
-            self.metrics.tokens.inc(row.step)
-            self.metrics.saved.inc(max(0.0, self.rates.reading(row.step) - loaded.seconds))
-        finally:
-            self.drop()
+            self.lost(corrupt=True)
+            return None
 
-    def passed(self, row: Row, tokens: int, seconds: float) -> None:
+    def arrived(self) -> None:
+        """Take note that a row has all of the prefix."""
+        assert self.loaded is not None
+        self.tokens = self.loaded.pieces[-1].manifest.step
+        self.metrics.lookups.labels("hit").inc()
+        self.metrics.tokens.inc(self.tokens)
+        self.metrics.saved.inc(max(0.0, self.rates.reading(self.tokens) - self.loaded.arrival.seconds))
+        self.drop()
+
+    def lost(self, *, corrupt: bool) -> None:
+        """Take note that the prefix is not used; why it has not come, has been counted."""
+        if corrupt:
+            self.metrics.lookups.labels("corrupt").inc()
+        self.drop()
+
+    def passed(self, row: Row, tokens: int, seconds: float | None) -> None:
         """Keep a boundary that the row has reached, if it is wanted and there is memory for it.
 
         Args:
             row: The row, behind a chunk of its prompt.
             tokens: Tokens of the chunk.
-            seconds: How long reading it took.
+            seconds: How long reading it took; None if it had to wait meanwhile.
         """
-        self.rates.read(tokens, seconds)
+        if seconds is not None:
+            self.rates.read(tokens, seconds)
         boundary = self.wanted.pop(row.step, None)
         # What a row has evicted from is never stored as if it had not.
         if boundary is None or boundary.whole != (row.epoch > 0) or self.sender.sending(boundary.key):
@@ -142,4 +147,4 @@ class Prefix:
         """Free the bytes of what was loaded; doing so twice is not an error."""
         loaded, self.loaded = self.loaded, None
         if loaded is not None:
-            self.memory.give_back(loaded.size)
+            loaded.arrival.close()

@@ -16,12 +16,13 @@ import grpc
 
 from scissorhands.budget import Grant
 from scissorhands.errors import CorruptRowError, InvalidRequestError, MismatchError
-from scissorhands.prefix import Boundary, PrefixIdentity, PrefixManifest, boundaries
+from scissorhands.prefix import Boundary, PrefixIdentity, PrefixManifest, boundaries, in_transfer
 from scissorhands.prefix_state import PrefixPiece
 from scissorhands.suspended import cut, describe
 from scissorhands.v1 import prefix_pb2
 from scissorhands.wire import model_shape
 from scissorhands_server.chunks import chunks
+from scissorhands_server.worker.arrival import Arrival
 from scissorhands_server.worker.link import ManagerLink
 from scissorhands_server.worker.loading import LoadedModel
 from scissorhands_server.worker.memory import Memory
@@ -30,7 +31,7 @@ from scissorhands_server.worker.prefix import LoadedPrefix, PassedBoundary, Pref
 from scissorhands_server.worker.prefix_rates import Rates
 from scissorhands_server.worker.resident import resident_version
 from scissorhands_server.worker.settings import WorkerSettings
-from scissorhands_server.worker.transfer import Miss, failure_reason, next_message, receive
+from scissorhands_server.worker.transfer import Miss, failure_reason, next_message
 
 LOGGER = logging.getLogger(__name__)
 
@@ -73,6 +74,7 @@ class Prefixes:
         self._waiting: asyncio.Queue[PassedBoundary] = asyncio.Queue()
         self._keys: set[bytes] = set()
         self._sender: asyncio.Task[None] | None = None
+        self._coming: set[asyncio.Task[None]] = set()
 
     def start(self) -> None:
         """Begin sending."""
@@ -83,11 +85,12 @@ class Prefixes:
         if self._sender is not None:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._waiting.join(), grace)
-            self._sender.cancel()
-            await asyncio.gather(self._sender, return_exceptions=True)
+            for task in (self._sender, *self._coming):
+                task.cancel()
+            await asyncio.gather(self._sender, *self._coming, return_exceptions=True)
 
     async def find(self, grant: Grant, prompt: Sequence[int]) -> Prefix | None:
-        """Get the longest stored prefix of a prompt.
+        """Find the longest stored prefix of a prompt, and let it come.
 
         Args:
             grant: The grant of its row.
@@ -107,22 +110,11 @@ class Prefixes:
         prefix = Prefix(self._memory, self._metrics, self._rates, self)
         began = time.monotonic()
         try:
-            prefix.loaded = await self._load(prefix, places)
-        except Miss as miss:
-            self._missed(miss.reason)
-        except MismatchError:
-            self._missed("mismatch")
-        except (CorruptRowError, InvalidRequestError):
-            LOGGER.exception("a stored prefix cannot be used")
-            self._missed("corrupt")
-            prefix.want(places)
-        except grpc.aio.AioRpcError as error:
-            reason = failure_reason(self._link, error)
-            self._missed(reason)
-            if reason == "corrupt":  # What was broken has been deleted.
-                prefix.want(places)
+            with self._misses(prefix, places):
+                await self._load(prefix, places, began)
         finally:
-            self._metrics.lookup_time.observe(time.monotonic() - began)
+            if prefix.loaded is None:
+                self._metrics.lookup_time.observe(time.monotonic() - began)
         return prefix
 
     def sending(self, key: bytes) -> bool:
@@ -134,13 +126,13 @@ class Prefixes:
         self._keys.add(passed.boundary.key)
         self._loop.call_soon_threadsafe(self._waiting.put_nowait, passed)
 
-    async def _load(self, prefix: Prefix, places: Sequence[Boundary]) -> LoadedPrefix:
-        """Load the longest stored prefix, and tell what of the prompt is not stored yet.
+    async def _load(self, prefix: Prefix, places: Sequence[Boundary], began: float) -> None:
+        """Let the longest stored prefix come, and tell what of the prompt is not stored yet.
 
         Raises:
             Miss: There is none, or no memory for it, or reading is faster.
             MismatchError: It is of something else.
-            CorruptRowError: It is not whole.
+            CorruptRowError: A manifest cannot be read.
         """
         asked = [prefix_pb2.PrefixBoundary(key=place.key, whole=place.whole) for place in places]
         call: Responses = self._link.stub.LoadPrefix(
@@ -153,31 +145,55 @@ class Prefixes:
             if not manifests:
                 raise Miss("new")
             _check(places, manifests)
-            size = manifests[-1].state_bytes + sum(part.size for one in manifests[:-1] for part in one.grown)
-            if not self._rates.worth(manifests[-1].step, size):
+            sizes = [sum(part.size for part in one.grown) for one in manifests]
+            sizes.append(sum(part.size for part in manifests[-1].evidence))
+            if not self._rates.worth(manifests[-1].step, sum(sizes)):
                 raise Miss("slower")
-            if not self._memory.take(size):
+            if not self._memory.take(sum(sizes)):
                 raise Miss("no_room")
-            began = time.monotonic()
-            try:
-                pieces = [await self._receive(call, one, last=one is manifests[-1]) for one in manifests]
-            except BaseException:
-                self._memory.give_back(size)
-                raise
+            arrival = Arrival(sizes, self._memory)
+            *grown, evidence = arrival.buffers
+            pieces = [PrefixPiece(one, data, evidence) for one, data in zip(manifests, grown, strict=True)]
+            prefix.loaded = LoadedPrefix(tuple(pieces), arrival)
+            filling = arrival.fill(self._receive(prefix, places, prefix.loaded, call, began))
+            self._coming.add(filling)
+            filling.add_done_callback(self._coming.discard)
         finally:
-            call.cancel()
-        seconds = time.monotonic() - began
-        self._rates.loaded(size, seconds)
-        return LoadedPrefix(tuple(pieces), size, seconds)
+            if prefix.loaded is None:
+                call.cancel()
 
-    async def _receive(self, call: Responses, manifest: PrefixManifest, *, last: bool) -> PrefixPiece:
-        """Receive what is stored at one boundary; its evidence only if it is the last."""
-        found = []
-        for parts in (manifest.grown, manifest.evidence if last else ()):
-            data = memoryview(bytearray(sum(part.size for part in parts)))
-            await receive(call, parts, data, self._metrics.load_bytes)
-            found.append(data)
-        return PrefixPiece(manifest, *found)
+    async def _receive(
+        self, prefix: Prefix, places: Sequence[Boundary], loaded: LoadedPrefix, call: Responses, began: float
+    ) -> None:
+        """Receive all of a prefix."""
+        with self._misses(prefix, places):
+            try:
+                chain = [piece.manifest for piece in loaded.pieces]
+                parts = [(len(chain) if place.evidence else place.boundary, place.part) for place in in_transfer(chain)]
+                await loaded.arrival.receive(call, parts, self._metrics.load_bytes)
+                self._rates.loaded(sum(part.size for _, part in parts), loaded.arrival.seconds)
+            finally:
+                call.cancel()
+                self._metrics.lookup_time.observe(time.monotonic() - began)
+
+    @contextlib.contextmanager
+    def _misses(self, prefix: Prefix, places: Sequence[Boundary]) -> Iterator[None]:
+        """Count why a prefix is not there; what was broken of it has been deleted, and is left anew."""
+        try:
+            yield
+        except Miss as miss:
+            self._missed(miss.reason)
+        except MismatchError:
+            self._missed("mismatch")
+        except (CorruptRowError, InvalidRequestError):
+            LOGGER.exception("a stored prefix cannot be used")
+            self._missed("corrupt")
+            prefix.want(places)
+        except grpc.aio.AioRpcError as error:
+            reason = failure_reason(self._link, error)
+            self._missed(reason)
+            if reason == "corrupt":
+                prefix.want(places)
 
     async def _send_all(self) -> None:
         while True:

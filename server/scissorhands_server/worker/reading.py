@@ -8,9 +8,9 @@ import torch
 
 from scissorhands.cache import ResidentCache
 from scissorhands.row import Row
-from scissorhands.step import ModelStep
 from scissorhands_server.worker.accounting import count_attention, count_stall
 from scissorhands_server.worker.answers import Answers
+from scissorhands_server.worker.arrivals import Arrivals
 from scissorhands_server.worker.metrics import WorkerMetrics
 from scissorhands_server.worker.planner import RemotePlanner
 from scissorhands_server.worker.recalls import Recalls
@@ -21,7 +21,7 @@ class Reader:
     """Reads the prompts of tasks. Only the engine's thread uses it.
 
     Args:
-        step: Runs forward passes.
+        arrivals: Lets rows begin with what comes from the store.
         planner: Whom the cache asks for plans; None if nobody.
         recalls: Brings evicted slots back.
         answers: Is told of evictions.
@@ -31,14 +31,14 @@ class Reader:
 
     def __init__(
         self,
-        step: ModelStep,
+        arrivals: Arrivals,
         planner: RemotePlanner | None,
         recalls: Recalls,
         answers: Answers,
         metrics: WorkerMetrics,
         plan_deadline: float,
     ) -> None:
-        self._step = step
+        self._arrivals = arrivals
         self._planner = planner
         self._recalls = recalls
         self._answers = answers
@@ -52,11 +52,14 @@ class Reader:
             cache: What its row lives in.
             task: The task.
             running: All tasks that have a row.
-            alone: Whether nobody else can go on while it waits for a plan.
+            alone: Whether nobody else can go on while it waits.
 
         Returns:
-            ``[vocabulary]`` logits after the last token that was read; None if a plan or a recall is waited for.
+            ``[vocabulary]`` logits after the last token that was read; None if slots, a plan or a recall are
+            waited for.
         """
+        if self._arrivals.holds(cache, task, alone=alone):
+            return None
         row, remaining = task.seat, task.unread
         tokens = row.next_chunk(remaining)
         if not alone and self._awaits_plan(cache, row, tokens):
@@ -67,10 +70,9 @@ class Reader:
         tokens = self._recalls.part_of(task, tokens, remaining)
         if tokens == remaining and self._recalls.holds(cache, task, tokens, running):
             return None
-        began = time.monotonic()
-        logits = self._step([row], [task.ids[row.step : row.step + tokens]])[0]
-        if task.prefix:
-            task.prefix.passed(row, tokens, time.monotonic() - began)
+        logits = self._arrivals.read(cache, task, tokens)
+        if logits is None:
+            return None
         self._metrics.prompt_tokens.inc(tokens)
         count_attention(cache, tokens, self._metrics)
         task.emit(Progress(row.step))

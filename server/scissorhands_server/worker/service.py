@@ -145,15 +145,22 @@ class GenerationHost:
             except BaseException:
                 self._engine.refuse(task)
                 raise
-        resumed = task.turn.resumed_tokens if task.turn else 0
+        resumed = task.turn.resumed if task.turn else None
+        ahead = self._engine.submit(task)
+        if resumed:
+            try:
+                await resumed.arrival.ended()
+            except BaseException:
+                self._engine.cancel(task)
+                raise
         accepted = generation_pb2.Accepted(
             session_id=task.session_id,
             prompt_tokens=len(checked.prompt),
             grant=granted,
             max_new_tokens=checked.max_new_tokens,
-            queued_ahead=self._engine.submit(task),
+            queued_ahead=ahead,
             seed=checked.sampling.seed,
-            resumed_tokens=resumed,
+            resumed_tokens=resumed.manifest.step if resumed and resumed.arrival.whole else 0,
         )
         return task, accepted
 

@@ -86,7 +86,9 @@ class Shadows:
         return [self._shadows[session_id].task for session_id in self._deadlines]
 
     def begin(self, task: Task) -> None:
-        """Give a task that is about to evict for the first time a shadow, if it fits."""
+        """Give a task that is about to evict for the first time a shadow, if it fits; once, even if it begins anew."""
+        if task.session_id in self._shadows or task.quality.shadow is not None:
+            return
         total = len(task.request.prompt) + task.request.max_new_tokens
         cache = self._new_cache()
         granted = grant(BudgetRequest.fraction(1.0), PolicyRequest("full"), cache.shape, total)

@@ -21,6 +21,7 @@ from scissorhands.suspended import Manifest, SuspendedIdentity, asked_identity, 
 from scissorhands.v1 import budget_pb2, suspension_pb2
 from scissorhands.wire import read_grant
 from scissorhands_server.chunks import chunks
+from scissorhands_server.worker.arrival import Arrival
 from scissorhands_server.worker.kept_row import KeptRow
 from scissorhands_server.worker.link import ManagerLink
 from scissorhands_server.worker.loading import LoadedModel
@@ -29,7 +30,7 @@ from scissorhands_server.worker.offload import DEFAULT_TENANT
 from scissorhands_server.worker.resident import resident_version
 from scissorhands_server.worker.settings import WorkerSettings
 from scissorhands_server.worker.task import Task
-from scissorhands_server.worker.transfer import Miss, failure_reason, next_message, receive, retry_delay
+from scissorhands_server.worker.transfer import Miss, failure_reason, next_message, retry_delay
 from scissorhands_server.worker.turn import ResumedRow, Turn
 from scissorhands_server.worker.uploader import Uploader
 
@@ -125,48 +126,51 @@ class Suspension:
             self._missed("manager_unavailable")
             return None
         began = time.monotonic()
+        coming = False
         try:
             while True:
                 try:
-                    return await self._resume(asked, prompt)
+                    turn = await self._resume(asked, prompt, began)
                 except SessionConflictError:
                     if time.monotonic() >= began + self._patience:
                         self._missed("conflict")
                         raise
+                else:
+                    coming = turn is not None and turn.resumed is not None
+                    return turn
                 await asyncio.sleep(POLL_SECONDS)
         finally:
-            self._metrics.resume_time.observe(time.monotonic() - began)
+            if not coming:
+                self._metrics.resume_time.observe(time.monotonic() - began)
 
-    async def _resume(self, asked: Asked, prompt: Sequence[int]) -> Turn | None:
-        """Take the lease, and the row if there is one to go on from."""
+    async def _resume(self, asked: Asked, prompt: Sequence[int], began: float) -> Turn | None:
+        """Take the lease, and let the row come if there is one to go on from."""
         call = self._link.stub.ResumeSession(asked, timeout=self._deadline)
         turn: Turn | None = None
-        try:
-            header = (await next_message(call)).header
-            turn = Turn(asked, header.fence, self._memory, self._metrics)
-            turn.resumed = await self._receive(turn, call, header.manifest, prompt)
-        except Miss as miss:
-            self._missed(miss.reason)
-        except MismatchError:
-            self._missed("mismatch")
-        except (CorruptRowError, InvalidRequestError, DecodeError):
-            LOGGER.exception("what is stored of session %s cannot be used", asked.session_id)
-            self._missed("corrupt")
-        except grpc.aio.AioRpcError as error:
-            if turn is None and error.code() is grpc.StatusCode.ABORTED:
-                raise SessionConflictError(str(error.details()), retry_delay(error)) from error
-            self._missed(failure_reason(self._link, error))
-        finally:
-            call.cancel()
+        with self._misses(asked.session_id):
+            try:
+                header = (await next_message(call)).header
+                turn = Turn(asked, header.fence, self._memory, self._metrics)
+                turn.resumed = await self._found(turn, call, header.manifest, prompt)
+                filling = turn.resumed.arrival.fill(self._receive(turn.resumed, call, asked.session_id, began))
+                self._background.add(filling)
+                filling.add_done_callback(self._background.discard)
+            except grpc.aio.AioRpcError as error:
+                if turn is None and error.code() is grpc.StatusCode.ABORTED:
+                    raise SessionConflictError(str(error.details()), retry_delay(error)) from error
+                raise
+            finally:
+                if turn is None or turn.resumed is None:
+                    call.cancel()
         return turn
 
-    async def _receive(self, turn: Turn, call: Responses, manifest: bytes, prompt: Sequence[int]) -> ResumedRow:
-        """Receive a row, and check all of it.
+    async def _found(self, turn: Turn, call: Responses, manifest: bytes, prompt: Sequence[int]) -> ResumedRow:
+        """Make sure that a prompt can go on from a row, and return it, nothing of it received yet.
 
         Raises:
             Miss: There is none, or it is no beginning of the prompt, or there is no memory for it.
             MismatchError: It is of something else.
-            CorruptRowError: It is not whole.
+            CorruptRowError: Its manifest cannot be read.
         """
         if not manifest:
             await next_message(call)  # Fails: the manager says that nothing is stored.
@@ -181,13 +185,32 @@ class Suspension:
             raise Miss("tokens")
         if not self._memory.take(found.state_bytes):
             raise Miss("no_room")
+        return ResumedRow(found, grant, message, Arrival([found.state_bytes], self._memory))
+
+    async def _receive(self, row: ResumedRow, call: Responses, session_id: str, began: float) -> None:
+        """Receive all of a row."""
+        with self._misses(session_id):
+            try:
+                parts = ((0, part) for part in row.manifest.parts)
+                await row.arrival.receive(call, parts, self._metrics.resume_bytes)
+            finally:
+                call.cancel()
+                self._metrics.resume_time.observe(time.monotonic() - began)
+
+    @contextlib.contextmanager
+    def _misses(self, session_id: str) -> Iterator[None]:
+        """Count why a row is not there to go on from."""
         try:
-            data = bytearray(found.state_bytes)
-            await receive(call, found.parts, memoryview(data), self._metrics.resume_bytes)
-        except BaseException:
-            self._memory.give_back(found.state_bytes)
-            raise
-        return ResumedRow(found, grant, message, data)
+            yield
+        except Miss as miss:
+            self._missed(miss.reason)
+        except MismatchError:
+            self._missed("mismatch")
+        except (CorruptRowError, InvalidRequestError, DecodeError):
+            LOGGER.exception("what is stored of session %s cannot be used", session_id)
+            self._missed("corrupt")
+        except grpc.aio.AioRpcError as error:
+            self._missed(failure_reason(self._link, error))
 
     async def _end(self, task: Task) -> None:
         turn = task.turn

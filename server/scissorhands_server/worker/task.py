@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from scissorhands.budget import Grant
 from scissorhands.errors import EngineError, ScissorhandsError
 from scissorhands.row import Row
+from scissorhands_server.worker.arriving import Arriving, Beginning
 from scissorhands_server.worker.kept_row import ParkedRow
 from scissorhands_server.worker.prefix import Prefix
 from scissorhands_server.worker.quality import Quality
@@ -121,6 +122,7 @@ class Task:
     turn: Turn | None = None
     prefix: Prefix | None = None
     recall: Recalling | None = None
+    arriving: Arriving | None = None
     events: "asyncio.Queue[Event]" = field(default_factory=asyncio.Queue)
     cancelled: bool = False
     row: Row | None = None
@@ -171,13 +173,13 @@ class Task:
 
     def keep(self) -> None:
         """Keep the row, as far as it has come, for the next turn of its session; from the engine's thread."""
-        if self.turn and self.row and self.row.step and not self.cancelled:
+        if self.turn and self.row and self.row.step and not (self.cancelled or self.arriving):
             self.turn.save(self.row, self.ids)
 
     @property
     def held(self) -> bool:
-        """Whether what it recalls is on its way."""
-        return self.recall is not None and self.recall.waits
+        """Whether what it recalls, or what its row begins with, is on its way."""
+        return (self.recall is not None and self.recall.waits) or (self.arriving is not None and self.arriving.held)
 
     @property
     def recalls_next(self) -> bool:
@@ -195,12 +197,10 @@ class Task:
             raise EngineError("the task has no row")
         return self.row
 
-    def restore(self) -> None:
-        """Let the task's row, still empty, begin with what has come from the store, if anything has."""
-        if self.turn:
-            self.turn.restore(self.seat, self.ids)
-        if self.prefix:
-            self.prefix.restore(self.seat)
+    @property
+    def beginnings(self) -> list[Beginning]:
+        """What the task's row may begin with; one of them at most has something for it."""
+        return [beginning for beginning in (self.turn, self.prefix) if beginning]
 
     def emit(self, event: Event) -> None:
         """Hand an event to the stream, from the engine's thread."""

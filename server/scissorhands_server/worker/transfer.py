@@ -1,13 +1,11 @@
 """Rows on their way between worker and manager: parts in chunks, and why a call failed."""
 
-from collections.abc import Sequence
 from typing import Any, TypeVar, cast
 
 import grpc
 from google.protobuf.message import DecodeError, Message
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
-from prometheus_client import Counter
 
 from scissorhands.errors import CorruptRowError
 from scissorhands.suspended import Part
@@ -49,31 +47,25 @@ async def next_message(call: "grpc.aio.UnaryStreamCall[Any, Response]") -> Respo
     raise CorruptRowError("the stream of a row ends early")
 
 
-async def receive(
-    call: "grpc.aio.UnaryStreamCall[Any, Response]", parts: Sequence[Part], data: memoryview, received: Counter
-) -> None:
-    """Receive parts, and check all of them.
+async def receive(call: "grpc.aio.UnaryStreamCall[Any, Response]", part: Part, data: memoryview) -> None:
+    """Receive a part, and check it.
 
     Args:
         call: The stream.
-        parts: The parts.
-        data: Where they go; exactly as large as they are.
-        received: Counts their bytes.
+        part: The part.
+        data: Where it goes; exactly as large as it is.
 
     Raises:
-        CorruptRowError: They are not whole.
+        CorruptRowError: It is not whole.
     """
     at = 0
-    for part in parts:
-        start = at
-        while at < start + part.size:
-            chunk = (await next_message(call)).chunk
-            if not 0 < len(chunk) <= start + part.size - at:
-                raise CorruptRowError(f"a chunk of {len(chunk)} bytes does not fit its part")
-            data[at : at + len(chunk)] = chunk
-            at += len(chunk)
-        part.check(data[start:at])
-        received.inc(part.size)
+    while at < part.size:
+        chunk = (await next_message(call)).chunk
+        if not 0 < len(chunk) <= part.size - at:
+            raise CorruptRowError(f"a chunk of {len(chunk)} bytes does not fit its part")
+        data[at : at + len(chunk)] = chunk
+        at += len(chunk)
+    part.check(data)
 
 
 def failure_reason(link: ManagerLink, error: grpc.aio.AioRpcError) -> str:

@@ -7,11 +7,13 @@ from dataclasses import dataclass, field
 
 from scissorhands.budget import Grant, ModelShape
 from scissorhands.errors import CorruptRowError, EngineError
+from scissorhands.incoming import Incoming
 from scissorhands.row import Row
-from scissorhands.row_state import restore, state_bytes
+from scissorhands.row_state import incoming, state_bytes
 from scissorhands.suspended import Manifest, takes
 from scissorhands.v1 import budget_pb2, suspension_pb2
 from scissorhands.wire import read_grant
+from scissorhands_server.worker.arrival import Arrival
 from scissorhands_server.worker.kept_row import KeptRow
 from scissorhands_server.worker.memory import Memory
 from scissorhands_server.worker.suspension_metrics import SuspensionMetrics
@@ -21,19 +23,19 @@ LOGGER = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class ResumedRow:
-    """A row that has come from the store, all its bytes checked.
+    """A row that comes from the store.
 
     Args:
         manifest: What it is.
         grant: The grant that it had.
         message: The same as the protocol writes it.
-        data: Its bytes.
+        arrival: Where its bytes come, all checked.
     """
 
     manifest: Manifest
     grant: Grant
     message: budget_pb2.Grant
-    data: bytearray
+    arrival: Arrival
 
 
 @dataclass
@@ -71,7 +73,7 @@ class Turn:
 
     @property
     def resumed_tokens(self) -> int:
-        """Tokens that the row to go on from has seen."""
+        """Tokens that the row to go on from has seen; 0 if it has not come."""
         return self.resumed.manifest.step if self.resumed else 0
 
     def grant_for(self, granted: budget_pb2.Grant, shape: ModelShape, total: int) -> budget_pb2.Grant:
@@ -99,20 +101,30 @@ class Turn:
         self.grant = chosen
         return chosen
 
-    def restore(self, row: Row, ids: Sequence[int]) -> None:
-        """Put what was resumed into an empty row; one that does not fit leaves it empty, and is counted."""
+    def incoming(self, row: Row, ids: Sequence[int]) -> tuple[Incoming, Arrival] | None:
+        """Return what puts what is resumed in an empty row; what does not fit is dropped and counted."""
         resumed = self.resumed
         if resumed is None:
-            return
+            return None
+        manifest, arrival = resumed.manifest, resumed.arrival
         try:
-            restore(row, resumed.manifest, resumed.data, ids[: resumed.manifest.step])
-            self.metrics.resumes.labels("resumed").inc()
-            self.metrics.resumed_tokens.inc(row.step)
+            return incoming(row, manifest, arrival.buffers[0], ids[: manifest.step]), arrival
         except CorruptRowError:
             LOGGER.exception("the row of session %s does not fit; its prompt is read anew", self.session_id)
+            self.lost(corrupt=True)
+            return None
+
+    def arrived(self) -> None:
+        """Take note that a row has all that is resumed."""
+        self.metrics.resumes.labels("resumed").inc()
+        self.metrics.resumed_tokens.inc(self.resumed_tokens)
+        self.drop_resumed()
+
+    def lost(self, *, corrupt: bool) -> None:
+        """Take note that what was to be resumed is not; why it has not come, has been counted."""
+        if corrupt:
             self.metrics.resumes.labels("corrupt").inc()
-        finally:
-            self.drop_resumed()
+        self.drop_resumed()
 
     def save(self, row: Row, ids: Sequence[int]) -> None:
         """Keep a row that is about to be freed; one for which there is no memory is not kept, and is counted."""
@@ -130,7 +142,7 @@ class Turn:
     def drop_resumed(self) -> None:
         """Free the bytes of the row to go on from."""
         if self.resumed is not None:
-            self.memory.give_back(self.resumed.manifest.state_bytes)
+            self.resumed.arrival.close()
             self.resumed = None
 
     def drop_kept(self) -> None:
