@@ -5,15 +5,12 @@
 For every setting, a first turn of ``--tokens`` tokens is held with one worker. Turns of 16 tokens follow, with the two
 workers in turn; each is resumed from the store, and read anew for comparison by a request of no session, in one run.
 Times are the client's, from the request to the first token. Bytes in the store are ``MEMORY USAGE`` of all keys of the
-session, segments apart. Throughput is that of the full row, against a bare redis-py pipeline that moves the same bytes.
+session, segments apart. Throughput is that of a row as large as the full one, see :mod:`benchmarks.row_transfer`.
 Then prompts that begin alike are answered: see :mod:`benchmarks.prefixes`.
 """
 
 import asyncio
 import json
-import os
-import platform
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,13 +20,13 @@ from typing import Any
 
 import click
 import torch
-import transformers
 from redis.asyncio import Redis
 
 from benchmarks import prefixes
+from benchmarks.measuring import environment
+from benchmarks.row_transfer import throughput
 from benchmarks.serving import Served, ask, figures, manager, worker
 from scissorhands.probe import probe
-from scissorhands.suspended import PART_BYTES
 from scissorhands_client import Budget, GenerateOptions
 from scissorhands_server.heap import keep_large_blocks
 from scissorhands_server.store.embedded import EmbeddedStore
@@ -39,6 +36,8 @@ from scissorhands_server.worker.loading import LoadedModel, load
 HEADLINE = "budget_20_4bit"
 TURN_TOKENS = 16
 ANSWER_TOKENS = 4
+# Times that a row goes to the store and back.
+TRANSFERS = 15
 _STORE_BYTES = 1 << 30
 
 Rows = list[dict[str, Any]]
@@ -74,6 +73,7 @@ def main(
 ) -> None:
     """Measure what it is worth to keep caches in the store."""
     torch.set_num_threads(1)
+    measured_on = environment()
     keep_large_blocks()  # As a worker does, which are here in this process.
     loaded = load(model, cache_folder=Path(mkdtemp()))
     probe(loaded.model)
@@ -82,15 +82,11 @@ def main(
     ratios = all_ratios(rows, ratios_of) | all_ratios(shared, prefixes.ratios_of)
     click.echo(json.dumps(ratios, indent=1))
     if out:
-        environment = {
-            "torch": torch.__version__, "transformers": transformers.__version__, "platform": platform.platform(),
-            "cpus": os.cpu_count(), "threads": torch.get_num_threads(),
-        }  # fmt: skip
         settings = {
             "model": model, "text": text.name, "tokens": tokens, "turns": turns, "turn_tokens": TURN_TOKENS,
             "answer_tokens": ANSWER_TOKENS, "rounds": rounds, "dtype": loaded.info.dtype,
         }  # fmt: skip
-        content = {"settings": settings, "environment": environment, "ratios": ratios, "rows": rows, "prefixes": shared}
+        content = {"settings": settings, "environment": measured_on, "ratios": ratios, "rows": rows, "prefixes": shared}
         out.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
 
@@ -133,6 +129,9 @@ async def measure(
             for setting in SETTINGS if turns else ():
                 if not names or setting.name in names:
                     rows.append(await talk(setting, ids, tokens, turns, (one, two), redis))
+                    if setting.name == "full":
+                        rows[-1] |= await throughput(address, redis, loaded.info, rows[-1]["state_bytes"], TRANSFERS)
+                        await redis.flushall()
                     click.echo(json.dumps(rows[-1]))
             for beginning in prefixes.BEGINNINGS if rounds else ():
                 if not names or beginning.name in names:
@@ -182,8 +181,6 @@ async def talk(
         row["resumed"].append(seconds)
         row["resumed_tokens"].append(figures(served)["resumed_tokens_total"] - resumed)
     row["resumed_seconds"], row["recomputed_seconds"] = median(row["resumed"]), median(row["recomputed"])
-    if setting.name == "full":
-        row |= await throughput(workers, row["state_bytes"], redis, before)
     await redis.flushall()
     return row
 
@@ -192,32 +189,6 @@ async def stored_bytes(redis: Any, session_id: str) -> int:
     """Return what the store takes for a session's row, by its own account."""
     keys = [key async for key in redis.scan_iter(f"*/{session_id}}}:suspended:*")]
     return sum([await redis.memory_usage(key, samples=0) for key in keys])
-
-
-async def throughput(workers: tuple[Served, Served], size: int, redis: Any, before: dict[str, float]) -> dict[str, Any]:
-    """Return bytes a second of rows going to the store and coming from it, and of a bare pipeline's."""
-    found = [figures(served) for served in workers]
-    moved = {
-        name: sum(each[name] for each in found) - before[name]
-        for name in ("suspend_bytes_total", "suspend_seconds_sum", "resume_bytes_total", "resume_seconds_sum")
-    }
-    part = os.urandom(min(size, PART_BYTES))
-    names = [f"bare:{index}" for index in range(-(-size // len(part)))]
-    times: dict[str, list[float]] = {"set": [], "get": []}
-    for _ in range(3):
-        for method, taken in times.items():
-            began = time.perf_counter()
-            pipeline = redis.pipeline(transaction=False)
-            for name in names:
-                _ = pipeline.set(name, part) if method == "set" else pipeline.get(name)
-            await pipeline.execute()
-            taken.append(time.perf_counter() - began)
-    return {
-        "suspend_bytes_per_second": moved["suspend_bytes_total"] / moved["suspend_seconds_sum"],
-        "resume_bytes_per_second": moved["resume_bytes_total"] / moved["resume_seconds_sum"],
-        "redis_set_bytes_per_second": len(names) * len(part) / median(times["set"]),
-        "redis_get_bytes_per_second": len(names) * len(part) / median(times["get"]),
-    }
 
 
 if __name__ == "__main__":
