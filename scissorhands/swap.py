@@ -1,7 +1,8 @@
 """Swapping: recalled slots take the places of a row's least important ones, so its budget is what it was.
 
-What goes out is chosen by the row's policy, as in an eviction: sinks and recent slots stay. It becomes a segment like
-any other, so nothing is lost. Recalled slots keep their true positions and go where these belong.
+What goes out is chosen by the row's policy, as in an eviction: sinks and recent slots stay. And nothing goes out for
+what the next tokens want less. It becomes a segment like any other, so nothing is lost. Recalled slots keep their true
+positions and go where these belong.
 """
 
 import functools
@@ -100,8 +101,10 @@ def swap(cache: ResidentCache, row: Row, sketch: Sequence[HeadSketch], candidate
     for place, ((layer, pool, head), asked) in enumerate(zip(_heads(row), sketch, strict=True)):
         victims = np.zeros(0, dtype=np.intp)
         if place in candidates and asked.allowance:
-            coming = _best(asked, candidates[place], pool, head)
+            held = pool.exact_keys(pool.keys[row.index, head, : row.lengths[layer]].unsqueeze(0), head)[0]
+            coming, wanted, kept = _best(asked, candidates[place], held, pool, head)
             victims = np.flatnonzero(lowest(ranks(layer)[head : head + 1], len(coming.positions))[0])
+            victims, coming = _worthwhile(victims, kept, coming, wanted)
         out = _taken(row, pool, head, torch.from_numpy(victims).to(cache.device))
         if victims.size:
             _put(row, pool, head, row.lengths[layer], victims, coming)
@@ -112,16 +115,37 @@ def swap(cache: ResidentCache, row: Row, sketch: Sequence[HeadSketch], candidate
     return Swap(row.epoch - 1, row.step, tuple(taken), tuple(keys))
 
 
-def _best(asked: HeadSketch, candidates: LooseSlots, pool: LayerPool, head: int) -> LooseSlots:
-    """Return the candidates to which the queries would give the most, as many as may be recalled."""
+def _best(
+    asked: HeadSketch, candidates: LooseSlots, held: torch.Tensor, pool: LayerPool, head: int
+) -> tuple[LooseSlots, np.ndarray, np.ndarray]:
+    """Return the candidates to which the queries would give the most, as many as may be recalled, the best first.
+
+    Args:
+        asked: The queries.
+        candidates: The candidates.
+        held: ``[n, head_dim]`` keys of the slots that the head holds, as the model knows them.
+        pool: The layer's pool, and
+        head: the head in it.
+
+    Returns:
+        The slots, the share of the queries' attention that each would get beside all slots here, and that of each held.
+    """
     device = pool.keys.device
     loose = LooseSlots(*(part.to(device) for part in (candidates.positions, candidates.keys, candidates.values)))
-    exact = pool.exact_keys(loose.keys.unsqueeze(0), head)[0].float()
-    scores = torch.from_numpy(asked.queries).to(device).float() @ exact.T
+    exact = pool.exact_keys(loose.keys.unsqueeze(0), head)[0]
+    scores = torch.from_numpy(asked.queries).to(device).float() @ torch.cat([held, exact]).float().T
     shares = torch.softmax(scores, dim=1).mean(dim=0)
+    kept, wanted = shares[: len(held)], shares[len(held) :]
     # Of equal ones those that came first.
-    order = shares.argsort(descending=True, stable=True)
-    return loose.at(order[: asked.allowance])
+    order = wanted.argsort(descending=True, stable=True)[: asked.allowance]
+    return loose.at(order), wanted[order].cpu().numpy(), kept.cpu().numpy()
+
+
+def _worthwhile(victims: Chosen, kept: np.ndarray, coming: LooseSlots, wanted: np.ndarray) -> tuple[Chosen, LooseSlots]:
+    """Return as many victims and slots that come, the best of each, as each slot is wanted more than its victim."""
+    ascending = victims[np.argsort(kept[victims], kind="stable")]
+    count = int((wanted[: len(ascending)] > kept[ascending]).sum())
+    return np.sort(ascending[:count]), coming.at(torch.arange(count, device=coming.positions.device))
 
 
 def _heads(row: Row) -> Iterator[tuple[int, LayerPool, int]]:

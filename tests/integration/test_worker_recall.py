@@ -163,7 +163,10 @@ async def test_a_broken_segment_is_a_miss_and_the_others_are_recalled(manager, r
             flip(redis_server, key)
 
     _, finish = await second_turn(manager, "c1", break_it, AT_THE_END)
-    assert misses(finish) == {"absent" if damage == "lost" else "corrupt": ROUNDS}
+    # In each round in which something of it was wanted.
+    ((kind, count),) = misses(finish).items()
+    assert kind == ("absent" if damage == "lost" else "corrupt")
+    assert 1 <= count <= ROUNDS
     assert finish.cache.recalled_slots > 0
 
 

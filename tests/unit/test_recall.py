@@ -18,8 +18,10 @@ from scissorhands.grant import PolicyRequest, grant
 from scissorhands.probe import model_shape, probe
 from scissorhands.recall import CANDIDATES, HeadSketch, allowance, choose, estimate
 from scissorhands.segment import check_segment
+from scissorhands.slots import LooseSlots
 from scissorhands.step import ModelStep
 from scissorhands.summary import BLOCK_SLOTS, SectionSummary, pack_summary, read_summary, summary_bytes
+from scissorhands.swap import sketch_of, swap
 
 CPU = torch.device("cpu")
 HEAD_DIM = 8
@@ -241,6 +243,26 @@ def test_a_swap_keeps_the_budget_and_loses_nothing(by_head, codec):
         assert len(come) <= row.grant.layer_slots[layer] * 0.5
     assert swapped == recaller.recalled
     reading.read(PROMPT)
+
+
+@torch.inference_mode()
+def test_nothing_goes_out_for_what_is_wanted_less():
+    reading = Reading()
+    row = reading.row
+    reading.recaller.keep(reading.cache.prepare_prefill(row, 10))
+    queries = [torch.ones(4, 3, HEAD_DIM)] * 2
+    sketch = sketch_of(row, queries, 0.5)
+    before = positions_of(reading)
+    candidates = {}
+    for place, held in enumerate(before):
+        absent = sorted(set(range(row.step)) - set(held))[: sketch[place].allowance]
+        keys = torch.full((len(absent), HEAD_DIM), -5.0)
+        keys[1::2] = 5.0
+        candidates[place] = LooseSlots(torch.tensor(absent, dtype=torch.int32), keys, torch.zeros_like(keys))
+    swapped = swap(reading.cache, row, sketch, candidates)
+    for old, new, own in zip(before, positions_of(reading), candidates.values(), strict=True):
+        assert set(new) - set(old) == set(own.positions[1::2].tolist())
+    assert swapped.slots == sum(len(own.positions) // 2 for own in candidates.values()) > 0
 
 
 @pytest.mark.parametrize("by_head", [False, True])
