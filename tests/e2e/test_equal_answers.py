@@ -11,6 +11,7 @@ from support.processes import ManagerProcess
 from support.tiny_worker import metrics, request, tiny_worker
 
 from scissorhands.row import Eviction
+from scissorhands_server.worker.answers import Answers
 from scissorhands_server.worker.engine import Engine
 
 JOBS = [("scissorhands", 40), ("h2o", 48), ("streaming", 32), ("scissorhands:paper", 36)]
@@ -27,17 +28,17 @@ def prompt(seed: int) -> list[int]:
 def recorded(monkeypatch) -> Evictions:
     """Record what every eviction of a test evicts, by policy."""
     record: Evictions = {}
-    plain = Engine._evicted
+    plain = Answers.evicted
 
-    def evicted(engine: Engine, task, eviction: Eviction | None) -> None:
+    def evicted(told: Answers, task, eviction: Eviction | None) -> None:
         if eviction is not None:
             positions = [layer.positions.tolist() for layer in eviction.layers]
             record.setdefault(f"{task.grant.policy}:{task.grant.preset}", []).append(
                 (eviction.epoch, eviction.step, positions)
             )
-        plain(engine, task, eviction)
+        plain(told, task, eviction)
 
-    monkeypatch.setattr(Engine, "_evicted", evicted)
+    monkeypatch.setattr(Answers, "evicted", evicted)
     return record
 
 
