@@ -24,9 +24,7 @@ _TIMEOUT = 120.0
 _SESSION = "row-transfer"
 
 
-async def throughput(
-    address: str, redis: Any, model: model_pb2.ModelInfo, size: int, rounds: int
-) -> dict[str, float]:
+async def throughput(address: str, redis: Any, model: model_pb2.ModelInfo, size: int, rounds: int) -> dict[str, float]:
     """Return bytes a second of rows of ``size`` bytes, and of a bare pipeline; in turn, the medians of some rounds.
 
     A row is cut, described, sent, checked and written, and read, checked and received, as a worker and a manager do;
