@@ -1,7 +1,7 @@
 """A row's state on its way into an empty row: each layer is put in place as soon as its bytes are there.
 
 So a forward pass may begin before all bytes have come: it waits before each layer for what that layer needs, while what
-the next ones need goes on coming. LMCache calls this layer-wise pipelining (arXiv 2510.09665, section 4.1.2).
+the next ones need goes on coming. LMCache loads layer by layer, too.
 """
 
 from collections.abc import Callable, Sequence

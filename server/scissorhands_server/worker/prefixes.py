@@ -9,13 +9,14 @@ import contextlib
 import logging
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 
 import grpc
 
 from scissorhands.budget import Grant
-from scissorhands.errors import CorruptRowError, InvalidRequestError, MismatchError
+from scissorhands.errors import MismatchError
 from scissorhands.prefix import Boundary, PrefixIdentity, PrefixManifest, boundaries, in_transfer
 from scissorhands.prefix_state import PrefixPiece
 from scissorhands.suspended import cut, describe
@@ -31,7 +32,7 @@ from scissorhands_server.worker.prefix import LoadedPrefix, PassedBoundary, Pref
 from scissorhands_server.worker.prefix_rates import Rates
 from scissorhands_server.worker.resident import resident_version
 from scissorhands_server.worker.settings import WorkerSettings
-from scissorhands_server.worker.transfer import Miss, failure_reason, next_message
+from scissorhands_server.worker.transfer import Miss, failure_reason, misses, next_message
 
 LOGGER = logging.getLogger(__name__)
 
@@ -176,24 +177,15 @@ class Prefixes:
                 call.cancel()
                 self._metrics.lookup_time.observe(time.monotonic() - began)
 
-    @contextlib.contextmanager
-    def _misses(self, prefix: Prefix, places: Sequence[Boundary]) -> Iterator[None]:
+    def _misses(self, prefix: Prefix, places: Sequence[Boundary]) -> AbstractContextManager[None]:
         """Count why a prefix is not there; what was broken of it has been deleted, and is left anew."""
-        try:
-            yield
-        except Miss as miss:
-            self._missed(miss.reason)
-        except MismatchError:
-            self._missed("mismatch")
-        except (CorruptRowError, InvalidRequestError):
-            LOGGER.exception("a stored prefix cannot be used")
-            self._missed("corrupt")
-            prefix.want(places)
-        except grpc.aio.AioRpcError as error:
-            reason = failure_reason(self._link, error)
+
+        def missed(reason: str) -> None:
             self._missed(reason)
             if reason == "corrupt":
                 prefix.want(places)
+
+        return misses(self._link, missed, "a prefix")
 
     async def _send_all(self) -> None:
         while True:

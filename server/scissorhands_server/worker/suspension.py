@@ -13,10 +13,9 @@ from dataclasses import replace
 from typing import Any
 
 import grpc
-from google.protobuf.message import DecodeError
 
 from scissorhands.budget import Grant
-from scissorhands.errors import CorruptRowError, InvalidRequestError, MismatchError, SessionConflictError
+from scissorhands.errors import SessionConflictError
 from scissorhands.suspended import Manifest, SuspendedIdentity, asked_identity, cut, describe, token_digest
 from scissorhands.v1 import budget_pb2, suspension_pb2
 from scissorhands.wire import read_grant
@@ -30,7 +29,7 @@ from scissorhands_server.worker.offload import DEFAULT_TENANT
 from scissorhands_server.worker.resident import resident_version
 from scissorhands_server.worker.settings import WorkerSettings
 from scissorhands_server.worker.task import Task
-from scissorhands_server.worker.transfer import Miss, failure_reason, next_message, retry_delay
+from scissorhands_server.worker.transfer import Miss, failure_reason, misses, next_message, retry_delay
 from scissorhands_server.worker.turn import ResumedRow, Turn
 from scissorhands_server.worker.uploader import Uploader
 
@@ -147,7 +146,7 @@ class Suspension:
         """Take the lease, and let the row come if there is one to go on from."""
         call = self._link.stub.ResumeSession(asked, timeout=self._deadline)
         turn: Turn | None = None
-        with self._misses(asked.session_id):
+        with misses(self._link, self._missed, f"session {asked.session_id}"):
             try:
                 header = (await next_message(call)).header
                 turn = Turn(asked, header.fence, self._memory, self._metrics)
@@ -189,28 +188,13 @@ class Suspension:
 
     async def _receive(self, row: ResumedRow, call: Responses, session_id: str, began: float) -> None:
         """Receive all of a row."""
-        with self._misses(session_id):
+        with misses(self._link, self._missed, f"session {session_id}"):
             try:
                 parts = ((0, part) for part in row.manifest.parts)
                 await row.arrival.receive(call, parts, self._metrics.resume_bytes)
             finally:
                 call.cancel()
                 self._metrics.resume_time.observe(time.monotonic() - began)
-
-    @contextlib.contextmanager
-    def _misses(self, session_id: str) -> Iterator[None]:
-        """Count why a row is not there to go on from."""
-        try:
-            yield
-        except Miss as miss:
-            self._missed(miss.reason)
-        except MismatchError:
-            self._missed("mismatch")
-        except (CorruptRowError, InvalidRequestError, DecodeError):
-            LOGGER.exception("what is stored of session %s cannot be used", session_id)
-            self._missed("corrupt")
-        except grpc.aio.AioRpcError as error:
-            self._missed(failure_reason(self._link, error))
 
     async def _end(self, task: Task) -> None:
         turn = task.turn

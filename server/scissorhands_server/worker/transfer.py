@@ -1,5 +1,8 @@
 """Rows on their way between worker and manager: parts in chunks, and why a call failed."""
 
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar, cast
 
 import grpc
@@ -7,10 +10,12 @@ from google.protobuf.message import DecodeError, Message
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
-from scissorhands.errors import CorruptRowError
+from scissorhands.errors import CorruptRowError, InvalidRequestError, MismatchError
 from scissorhands.suspended import Part
 from scissorhands.v1 import prefix_pb2, suspension_pb2
 from scissorhands_server.worker.link import ManagerLink
+
+LOGGER = logging.getLogger(__name__)
 
 _REASONS = {
     grpc.StatusCode.NOT_FOUND: "new",
@@ -66,6 +71,28 @@ async def receive(call: "grpc.aio.UnaryStreamCall[Any, Response]", part: Part, d
         data[at : at + len(chunk)] = chunk
         at += len(chunk)
     part.check(data)
+
+
+@contextmanager
+def misses(link: ManagerLink, missed: Callable[[str], None], what: str) -> Iterator[None]:
+    """Make whatever fails a miss, whose reason ``missed`` is told.
+
+    Args:
+        link: The link that is used.
+        missed: Counts the reason.
+        what: What is loaded, for the log.
+    """
+    try:
+        yield
+    except Miss as miss:
+        missed(miss.reason)
+    except MismatchError:
+        missed("mismatch")
+    except (CorruptRowError, InvalidRequestError, DecodeError):
+        LOGGER.exception("what is stored of %s cannot be used", what)
+        missed("corrupt")
+    except grpc.aio.AioRpcError as error:
+        missed(failure_reason(link, error))
 
 
 def failure_reason(link: ManagerLink, error: grpc.aio.AioRpcError) -> str:
