@@ -3,9 +3,9 @@
 import asyncio
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -20,6 +20,7 @@ SILENCE_SECONDS = 1800.0
 _TAIL_CHARACTERS = 600
 
 Message = dict[str, Any]
+Result = TypeVar("Result")
 
 
 class PeerError(ScissorhandsError):
@@ -118,9 +119,9 @@ async def _converse(command: list[str], log: Path, take: Callable[[Message], obj
             raise PeerError(f"{command[0]} cannot be started: {error}") from error
         assert process.stdout is not None
         try:
-            while line := await asyncio.wait_for(process.stdout.readline(), silence):
+            while line := await _within(silence, process.stdout.readline()):
                 take(json.loads(line))
-            code = await asyncio.wait_for(process.wait(), silence)
+            code = await _within(silence, process.wait())
         except TimeoutError as error:
             raise PeerError(f"{command[1]} printed nothing for {silence:g} s") from error
         except ValueError as error:
@@ -131,6 +132,11 @@ async def _converse(command: list[str], log: Path, take: Callable[[Message], obj
                 await process.wait()
     if code:
         raise PeerError(f"{command[1]} ended with status {code}: {_tail(log)}")
+
+
+async def _within(seconds: float, waiting: Awaitable[Result]) -> Result:
+    async with asyncio.timeout(seconds):
+        return await waiting
 
 
 def _tail(log: Path) -> str:

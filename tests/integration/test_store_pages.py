@@ -96,6 +96,20 @@ async def test_a_page_is_written_committed_read_and_deleted(serving):
         assert await store.delete("t/a", []) == 0
 
 
+async def test_a_task_that_is_cancelled_in_a_call_ends(serving):
+    async with serving() as first:
+        await first.ping()
+        for turns in range(60):
+            async with serving() as store:
+                task = asyncio.create_task(store.ping())
+                for _ in range(turns):
+                    await asyncio.sleep(0)
+                done = task.done()
+                task.cancel()
+                await asyncio.wait([task], timeout=30)
+                assert done or task.cancelled(), f"after {turns} turns of the loop"
+
+
 async def test_ranges(serving):
     async with serving() as store:
         await store.put("t/a", "p", b"0123456789", 60)

@@ -206,7 +206,7 @@ def test_a_named_store_is_used_and_left_alone(start, tmp_path):
         (["--store-url", "redis://:secret@127.0.0.1:1"], 1, "the store at redis://127.0.0.1:1/0 does not answer"),
         (["--store-url", "http://127.0.0.1:1"], 1, "store_url: must begin with redis://"),
         (["--store-url", "redis://x:1", "--store-port", "6379"], 2, "leave it out with --store-url"),
-        (["--rows", "0"], 1, "rows (--rows or SCISSORHANDS_WORKER_ROWS)"),
+        (["--rows", "-1"], 1, "rows (--rows or SCISSORHANDS_WORKER_ROWS)"),
         (["--budget", "120%"], 2, "give a share above 0 and at most 1"),
         (["--policy", "nonsense"], 1, "nonsense"),
         (["--port", "7001", "--manager-port", "7001"], 1, "--manager-port and --port are both 7001"),

@@ -1,8 +1,8 @@
 """The store in Redis, or in any server that speaks its protocol. It knows Redis and nothing else."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any, cast
 
 from redis.exceptions import ClusterDownError, OutOfMemoryError, RedisClusterException, RedisError
@@ -170,9 +170,10 @@ class RedisStore(PageStore):
         """Wait for a turn, and turn the client's exceptions into ours."""
         async with self._turns:
             try:
-                # A cluster's layout; redis-py sends what is asked before it has that to any node.
-                await self._client.initialize()
-                yield
+                with _cancellable():
+                    # A cluster's layout; redis-py sends what is asked before it has that to any node.
+                    await self._client.initialize()
+                    yield
             except (RedisTimeoutError, TimeoutError) as error:
                 raise StoreUnavailableError(f"{method}: {error}", "timeout") from error
             except (RedisConnectionError, OSError, ClusterDownError, RedisClusterException) as error:
@@ -181,6 +182,23 @@ class RedisStore(PageStore):
                 raise StoreFullError(f"{method}: {error}") from error
             except RedisError as error:
                 raise StoreUnavailableError(f"{method}: {error}", "refused") from error
+
+
+@contextmanager
+def _cancellable() -> Iterator[None]:
+    """Let a task that was asked to end do so.
+
+    redis-py waits by :func:`asyncio.wait_for`, which loses what asks if what it waits for has just been done (before
+    Python 3.12), and whoever waits for the task to end would wait for ever.
+    """
+    task = asyncio.current_task()
+    assert task is not None
+    asked = task.cancelling()
+    try:
+        yield
+    finally:
+        if task.cancelling() > asked:
+            raise asyncio.CancelledError
 
 
 def _key(owner: str, page: str) -> str:

@@ -85,7 +85,8 @@ class Prefixes:
         """Send what waits, for at most ``grace`` seconds, then stop."""
         if self._sender is not None:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._waiting.join(), grace)
+                async with asyncio.timeout(grace):
+                    await self._waiting.join()
             for task in (self._sender, *self._coming):
                 task.cancel()
             await asyncio.gather(self._sender, *self._coming, return_exceptions=True)

@@ -265,7 +265,8 @@ class GenerationHost:
         """Return the next event; a stream never hangs, even if the engine's thread should die."""
         while True:
             try:
-                return await asyncio.wait_for(task.events.get(), WATCH_SECONDS)
+                async with asyncio.timeout(WATCH_SECONDS):
+                    return await task.events.get()
             except TimeoutError:
                 if not self._engine.alive:
                     raise EngineError("the engine has stopped") from None

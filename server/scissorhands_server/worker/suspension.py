@@ -107,7 +107,8 @@ class Suspension:
     async def settled(self, turn: Turn) -> None:
         """Wait until it is known whether a turn's row is in the store; not for long."""
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(turn.settled.wait(), self._deadline)
+            async with asyncio.timeout(self._deadline):
+                await turn.settled.wait()
 
     def _run(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)

@@ -83,7 +83,8 @@ class Uploader:
         if self._link.up and self._busy:
             self._drained.clear()
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._drained.wait(), grace)
+                async with asyncio.timeout(grace):
+                    await self._drained.wait()
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -185,7 +186,8 @@ class Uploader:
     @staticmethod
     async def _wait(event: Awaitable[object]) -> None:
         with suppress(TimeoutError):
-            await asyncio.wait_for(event, IDLE_SECONDS)
+            async with asyncio.timeout(IDLE_SECONDS):
+                await event
 
     def _batch(self) -> list[StagedSegment]:
         """Return the segments at the head of the queue, up to a bound of bytes; they stay in the queue."""
