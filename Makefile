@@ -25,8 +25,9 @@ help: ## List the targets
 demo: model ## Install, fetch the model, start everything on this machine, answer one prompt under a budget, stop
 	$(PY) examples/demo.py
 
+# Files in their order: those with few but long tests would otherwise come last, when only one core is busy.
 test: services venv model ## Install what the tests need and run all of them
-	$(IN_VENV) python -m pytest -n logical --maxprocesses 4 --dist loadfile --durations=15 --durations-min=5 $(TESTS)
+	$(IN_VENV) python -m pytest -n logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder --durations=15 --durations-min=5 $(TESTS)
 
 # --- Environment ------------------------------------------------------------------------------------------------------
 
