@@ -1,5 +1,6 @@
 """Snapshots: all evidence of a row at one step, and the plans that answer them."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -80,6 +81,21 @@ class Plan:
     epoch: int
     step: int
     keep: tuple[Keep, ...]
+
+
+def joined(layers: Sequence[LayerEvidence]) -> LayerEvidence:
+    """Return the evidence of several layers as if they were one with all their heads.
+
+    Args:
+        layers: At least one, with equally many slots and the same signals.
+    """
+    first = layers[0]
+    if len(layers) == 1:
+        return first
+    return LayerEvidence(
+        positions=np.concatenate([layer.positions for layer in layers]),
+        signals={name: np.concatenate([layer.signals[name] for layer in layers]) for name in first.signals},
+    )
 
 
 def pack(array: npt.NDArray[np.generic]) -> npt.NDArray[np.generic]:

@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from scissorhands.budget import EvictionParameters, slots_to_drop
-from scissorhands.snapshot import Keep, LayerEvidence, Plan, Snapshot
+from scissorhands.snapshot import Keep, LayerEvidence, Plan, Snapshot, joined
 
 Scores = npt.NDArray[np.floating]
 
@@ -18,8 +18,8 @@ SINKS = 4
 class Policy(ABC):
     """Decides which slots of a row are kept.
 
-    An author gives a name, the numbers for a budget and :meth:`score`. A layer is decided from its own evidence
-    alone, so a plan can be computed layer by layer.
+    An author gives a name, the numbers for a budget and :meth:`score`. A head is decided from its own evidence alone,
+    so a plan can be computed layer by layer, or of all layers at once.
     """
 
     name: ClassVar[str]
@@ -74,11 +74,17 @@ class Policy(ABC):
         """Return which slots of ``snapshot`` to keep; a pure function of its arguments."""
         lengths = [layer.length for layer in snapshot.layers]
         drops = slots_to_drop(lengths, layer_slots, parameters, snapshot.incoming, snapshot.ahead)
-        keep = tuple(
-            self.keep(layer, drop, parameters.within(slots), snapshot)
-            for layer, drop, slots in zip(snapshot.layers, drops, layer_slots, strict=True)
-        )
-        return Plan(epoch=snapshot.epoch, step=snapshot.step, keep=keep)
+        alike: dict[tuple[int, int, EvictionParameters], list[int]] = {}
+        for index, (length, drop, slots) in enumerate(zip(lengths, drops, layer_slots, strict=True)):
+            alike.setdefault((length, drop, parameters.within(slots)), []).append(index)
+        keep: dict[int, Keep] = {}
+        for (_, drop, numbers), indices in alike.items():
+            layers = [snapshot.layers[index] for index in indices]
+            # A head is decided from its own evidence alone, so all heads of like layers are decided at once.
+            kept = self.keep(joined(layers), drop, numbers, snapshot)
+            ends = np.cumsum([len(layer.positions) for layer in layers])
+            keep.update(zip(indices, np.split(kept, ends[:-1]), strict=True))
+        return Plan(epoch=snapshot.epoch, step=snapshot.step, keep=tuple(keep[index] for index in range(len(lengths))))
 
     def keep(self, evidence: LayerEvidence, drop: int, parameters: EvictionParameters, snapshot: Snapshot) -> Keep:
         """Return ``[kv_heads, n]``, which slots of one layer to keep.
@@ -123,9 +129,12 @@ def lowest(scores: Scores, count: int) -> npt.NDArray[np.bool_]:
     """
     # Selecting takes a fraction of the time of a stable sort, and finds the same slots.
     threshold = np.partition(scores, count - 1, axis=1)[:, count - 1 : count]
-    below, level = scores < threshold, scores == threshold
-    needed = count - below.sum(axis=1, keepdims=True)
-    chosen: npt.NDArray[np.bool_] = below | (level & (np.cumsum(level, axis=1) <= needed))
+    chosen: npt.NDArray[np.bool_] = scores <= threshold
+    if np.count_nonzero(chosen) > count * len(scores):
+        level = scores == threshold
+        below = chosen & ~level
+        needed = count - below.sum(axis=1, keepdims=True)
+        chosen = below | (level & (np.cumsum(level, axis=1) <= needed))
     return chosen
 
 

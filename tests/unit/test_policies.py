@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from scissorhands.budget import BudgetRequest, EvictionParameters, Grant, ModelShape
+from scissorhands.budget import BudgetRequest, EvictionParameters, Grant, ModelShape, slots_to_drop
 from scissorhands.errors import InvalidRequestError
 from scissorhands.grant import PolicyRequest, grant
 from scissorhands.plan import plan
@@ -292,6 +292,33 @@ def test_sinks_and_recent_always_survive(name):
         assert keep[(positions >= prompt - numbers.tail) & (positions < prompt)].all()
         exempt = max(0, numbers.recent - ahead)
         assert keep[:, length - exempt :].all()
+
+
+@pytest.mark.parametrize("name", [name for name in policy_names() if name != "full"])
+def test_all_layers_at_once_are_decided_like_each_alone(name):
+    policy, _, preset = name.partition(":")
+    decider = get_policy(policy, preset)
+    # Budgets of two sizes in turn, and a layer with a window of its own in between.
+    budgets = (64, 48, 64, 16, 48, 64)
+    lengths = [0 if slots == 16 else slots - 4 for slots in budgets]
+    numbers = EvictionParameters(recent=8, sinks=4, drop=9, lookahead=4, chunk=8, window=32)
+    generator = np.random.default_rng(2)
+    layers = []
+    for heads, length in zip((3, 1, 2, 3, 2, 3), lengths, strict=True):
+        positions = np.sort(np.stack([generator.permutation(300)[:length] for _ in range(heads)]), axis=1)
+        # Attention of few values, so that ties are many.
+        shares = generator.integers(0, 6, (heads, length)).astype(np.float32)
+        floats = ("mass", "last_attention", "window_mass", "expected_attention", "redundancy", "weight")
+        signals = dict.fromkeys(floats, shares / 7)
+        signals["low_count"] = signals["low_count_ring"] = generator.integers(0, 9, (heads, length), dtype=np.uint8)
+        signals["token_kind"] = generator.integers(0, 3, (heads, length), dtype=np.uint8)
+        layers.append(LayerEvidence(positions, signals if length else {}))
+    whole = Snapshot(0, 300, 4, 1, tuple(layers), prompt=200)
+    drops = slots_to_drop(lengths, budgets, numbers, 1, 4)
+    assert min(drop for drop, length in zip(drops, lengths, strict=True) if length) > 0
+    made = decider.plan(numbers, budgets, whole)
+    for keep, layer, drop, slots in zip(made.keep, layers, drops, budgets, strict=True):
+        assert np.array_equal(keep, decider.keep(layer, drop, numbers.within(slots), whole))
 
 
 def test_policy_names_are_what_get_policy_takes():
