@@ -16,7 +16,7 @@ PIP_INSTALL := $(PY) -m pip install --disable-pip-version-check --progress-bar o
 .DELETE_ON_ERROR:
 # Two installs into one environment at once would break it.
 .NOTPARALLEL:
-.PHONY: help demo test venv venv-all model services proto dashboard \
+.PHONY: help demo test venv venv-all model services proto dashboard store-password \
         check check-generated check-proto lint check-types check-layers check-docker format clean
 
 help: ## List the targets
@@ -57,6 +57,14 @@ $(VENV)/.dev.stamp: pyproject.toml constraints.txt | $(PY)
 
 proto: venv ## Regenerate scissorhands/v1 from proto/
 	$(IN_VENV) scripts/generate_proto.sh
+
+store-password: docker/secrets/store_password ## Make a password for the store of the compose file, once
+
+# The containers' users must be able to read the file; who may enter the folder decides who else can.
+docker/secrets/store_password:
+	install --directory --mode=700 $(@D)
+	$(PYTHON) -c 'import secrets; print(secrets.token_hex(24))' >$@
+	chmod 444 $@
 
 dashboard: venv ## Regenerate the Grafana dashboard
 	$(PY) scripts/generate_dashboard.py

@@ -9,7 +9,9 @@ COPY constraints.txt pyproject.toml README.md LICENSE ./
 COPY scissorhands ./scissorhands
 COPY server ./server
 COPY client ./client
-RUN /opt/scissorhands/bin/pip install --no-cache-dir --disable-pip-version-check -c constraints.txt '.[manager]'
+RUN /opt/scissorhands/bin/pip install --no-cache-dir --disable-pip-version-check -c constraints.txt '.[manager]' \
+    && find /opt/scissorhands -type d -name tests -prune -exec rm -rf {} + \
+    && /opt/scissorhands/bin/pip uninstall --yes --quiet setuptools pip
 
 FROM ${PYTHON_IMAGE}
 LABEL org.opencontainers.image.title="scissorhands-manager" \

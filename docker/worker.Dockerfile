@@ -8,10 +8,11 @@ WORKDIR /src
 # Torch has a layer of its own, so that a change of the code does not install it again. TORCH_INDEX_URL is an additional
 # package index for it: one that holds only CPU builds makes the image some gigabytes smaller, and one of another CUDA
 # version fits an older driver. Empty takes the default build, which runs on a CPU and, with the container's
-# GPU runtime, on an NVIDIA GPU.
+# GPU runtime, on an NVIDIA GPU. TORCH_INDEX_HOST is a host that serves such an index without TLS.
 ARG TORCH_INDEX_URL=
+ARG TORCH_INDEX_HOST=
 COPY constraints.txt ./
-RUN PIP_EXTRA_INDEX_URL="${TORCH_INDEX_URL}" \
+RUN PIP_EXTRA_INDEX_URL="${TORCH_INDEX_URL}" PIP_TRUSTED_HOST="${TORCH_INDEX_HOST}" \
     /opt/scissorhands/bin/pip install --no-cache-dir --disable-pip-version-check -c constraints.txt torch
 COPY pyproject.toml README.md LICENSE ./
 COPY scissorhands ./scissorhands

@@ -59,8 +59,12 @@ def test_prometheus_accepts_its_configuration():
 
 def test_prometheus_scrapes_what_the_services_serve(services):
     jobs = yaml.safe_load((DOCKER / "prometheus" / "prometheus.yml").read_text())["scrape_configs"]
-    targets = {target for job in jobs for static in job["static_configs"] for target in static["targets"]}
-    assert targets == {f"{name}:{metrics}" for name, (_, metrics) in OURS.items()}
+    found = [source for job in jobs for source in job["dns_sd_configs"]]
+    targets = {(name, source["port"]) for source in found for name in source["names"]}
+    assert targets == {(name, metrics) for name, (_, metrics) in OURS.items()}
+    assert {source["type"] for source in found} == {"A"}
+    # Workers of either profile have the name that is looked for.
+    assert services["worker-gpu"]["networks"]["serving"]["aliases"] == ["worker"]
     for name, ports in OURS.items():
         published = {int(port.rsplit(":", 1)[1]) for port in services[name]["ports"]}
         assert published == set(ports)
@@ -80,13 +84,37 @@ def test_every_image_has_an_exact_version(services):
 
 
 def test_every_service_is_checked_and_waits_for_what_it_needs(services):
-    for name, service in services.items():
-        if name in OURS:
-            assert "HEALTHCHECK" in (DOCKER / f"{name}.Dockerfile").read_text()
+    for service in services.values():
+        if "build" in service:
+            assert "HEALTHCHECK" in (ROOT / service["build"]["dockerfile"]).read_text()
         else:
             assert service["healthcheck"]["test"]
     for name, needed in {"manager": "redis", "worker": "manager", "grafana": "prometheus"}.items():
         assert services[name]["depends_on"] == {needed: {"condition": "service_healthy"}}
+
+
+def test_every_service_is_bounded_and_confined(services):
+    for service in services.values():
+        assert {"memory", "pids"} <= set(service["deploy"]["resources"]["limits"])
+        assert service["read_only"]
+        assert service["cap_drop"] == ["ALL"]
+
+
+def test_one_profile_has_one_kind_of_worker_and_one_is_chosen(services):
+    assert {name: service["profiles"] for name, service in services.items() if "profiles" in service} == {
+        "worker": ["cpu"],
+        "worker-gpu": ["gpu"],
+    }
+    assert "COMPOSE_PROFILES=cpu" in (DOCKER / ".env").read_text().splitlines()
+
+
+def test_the_password_of_the_store_comes_from_a_file(services):
+    known = yaml.safe_load((DOCKER / "compose.yaml").read_text())["secrets"]
+    assert set(known) == {"store_password"}
+    assert all(service["secrets"] == ["store_password"] for service in (services["redis"], services["manager"]))
+    file = services["manager"]["environment"]["SCISSORHANDS_MANAGER_STORE_PASSWORD_FILE"]
+    assert file == "/run/secrets/store_password"
+    assert f"requirepass $$(cat {file})" in services["redis"]["command"][-1]
 
 
 def test_only_the_manager_reaches_the_store(services):
