@@ -66,14 +66,14 @@ docker/secrets/store_password:
 	$(PYTHON) -c 'import secrets; print(secrets.token_hex(24))' >$@
 	chmod 444 $@
 
-dashboard: venv ## Regenerate the Grafana dashboard
+dashboard: venv ## Regenerate the Grafana dashboards
 	$(PY) scripts/generate_dashboard.py
 
 # --- Checks -----------------------------------------------------------------------------------------------------------
 
 check: check-generated check-proto lint check-types check-layers check-docker ## All checks that run no test
 
-check-generated: venv ## Generated code and dashboard are current
+check-generated: venv ## Generated code and dashboards are current
 	$(IN_VENV) scripts/generate_proto.sh --check
 	$(PY) scripts/generate_dashboard.py --check
 

@@ -1,4 +1,4 @@
-"""Dockerfiles, compose file, Prometheus configuration and dashboard: valid, and true to the code."""
+"""Dockerfiles, compose file, Prometheus configuration and dashboards: valid, and true to the code."""
 
 import json
 import re
@@ -20,7 +20,7 @@ from scissorhands_server.worker.settings import WorkerSettings
 ROOT = Path(__file__).resolve().parents[2]
 DOCKER = ROOT / "docker"
 BIN = Path(sys.executable).parent
-DASHBOARD = DOCKER / "grafana" / "dashboards" / "scissorhands.json"
+DASHBOARDS = sorted((DOCKER / "grafana" / "dashboards").glob("*.json"))
 OURS = {"worker": (50051, 9101), "manager": (50052, 9102)}
 
 
@@ -37,9 +37,9 @@ def services():
 
 @pytest.fixture(scope="module")
 def expressions():
-    panels = json.loads(DASHBOARD.read_text())["panels"]
-    found = [target["expr"] for panel in panels for target in panel.get("targets", [])]
-    assert len(found) > 30
+    boards = [json.loads(path.read_text())["panels"] for path in DASHBOARDS]
+    found = [target["expr"] for panels in boards for panel in panels for target in panel.get("targets", [])]
+    assert len(found) > 100
     return found
 
 
@@ -129,7 +129,7 @@ def test_images_are_installed_with_the_constraints_and_run_without_root():
         assert re.search(r"^USER 10001:10001$", text, re.MULTILINE)
 
 
-def test_the_dashboard_is_current_and_made_for_the_grafana_that_shows_it(services):
+def test_the_dashboards_are_current_and_made_for_the_grafana_that_shows_it(services):
     run(sys.executable, "scripts/generate_dashboard.py", "--check")
     grafana = services["grafana"]["image"].rsplit(":", 1)[1]
     sdk = version("grafana-foundation-sdk").rsplit("!", 1)[1]
@@ -158,6 +158,19 @@ def test_every_metric_of_the_dashboard_exists(expressions):
             assert name in existing, expression
             for grouped in re.findall(r"by \(([^)]*)\)", expression):
                 assert {label.strip() for label in grouped.split(",")} <= existing[name], expression
+        for name, selector in re.findall(r"(scissorhands_\w+)\{([^}]*)\}", expression):
+            assert set(re.findall(r"(\w+)=~", selector)) <= {*existing[name], "instance"}, expression
+
+
+def test_every_variable_is_defined_and_every_panel_described():
+    for path in DASHBOARDS:
+        board = json.loads(path.read_text())
+        defined = {each["name"] for each in board["templating"]["list"]}
+        used = set(re.findall(r"\$\{?([a-z]\w*)", path.read_text()))
+        assert used == defined
+        for panel in board["panels"]:
+            assert panel["type"] == "row" or panel["description"], panel["title"]
+            assert panel["type"] != "timeseries" or panel["fieldConfig"]["defaults"]["unit"], panel["title"]
 
 
 def test_the_containers_set_only_settings_that_exist(services):
@@ -181,9 +194,13 @@ def test_the_dashboard_can_be_provisioned(services):
     assert f"./grafana/dashboards:{folder}:ro" in services["grafana"]["volumes"]
     source = yaml.safe_load((DOCKER / "grafana/provisioning/datasources/prometheus.yaml").read_text())
     assert source["datasources"][0]["url"] == "http://prometheus:9090"
-    panels = json.loads(DASHBOARD.read_text())["panels"]
-    ids = [panel["id"] for panel in panels]
-    assert len(set(ids)) == len(ids)
-    for panel in panels:
-        letters = [target["refId"] for target in panel.get("targets", [])]
-        assert len(set(letters)) == len(letters)
+    home = Path(services["grafana"]["environment"]["GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH"])
+    assert home.name in {path.name for path in DASHBOARDS}
+    boards = [json.loads(path.read_text()) for path in DASHBOARDS]
+    assert len({board["uid"] for board in boards}) == len(boards) == 5
+    for board in boards:
+        ids = [panel["id"] for panel in board["panels"]]
+        assert len(set(ids)) == len(ids)
+        for panel in board["panels"]:
+            letters = [target["refId"] for target in panel.get("targets", [])]
+            assert len(set(letters)) == len(letters)

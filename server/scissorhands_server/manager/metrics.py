@@ -94,6 +94,9 @@ class ManagerMetrics:
             registry=registry,
         )
         self.store_up = gauge("store_up", "Whether the store answered last.")
+        self.store_breaker_open = gauge(
+            "store_breaker_open", "1 while calls to the store are refused, because several in a row got no answer."
+        )
         self.grpc_requests = counter("grpc_requests_total", "Calls that ended, by method and status.", "method", "code")
         self.space = SpaceMetrics(registry)
         self._start_at_zero()

@@ -127,4 +127,6 @@ def _store(settings: ManagerSettings, url: str, metrics: ManagerMetrics) -> Page
     within_deadline = DeadlineStore(redis, settings.store_timeout)
     metered = MeteredStore(within_deadline, metrics.store_operation, metrics.store_errors)
     clustered = StoreAddress.parse(url).kind is Kind.CLUSTER
-    return BreakerStore(metered, tripping=CLUSTER_TRIPPING if clustered else TRIPPING)
+    breaker = BreakerStore(metered, tripping=CLUSTER_TRIPPING if clustered else TRIPPING)
+    metrics.store_breaker_open.set_function(lambda: breaker.is_open)
+    return breaker
