@@ -86,7 +86,7 @@ lint: venv ## Style and formatting of the code
 
 check-types: venv ## Types
 	$(VENV)/bin/mypy
-	MYPYPATH=scripts $(VENV)/bin/mypy $(wildcard scripts/*.py examples/*.py benchmarks/*.py benchmarks/*/*.py)
+	MYPYPATH=scripts $(VENV)/bin/mypy $(wildcard scripts/*.py scripts/*/*.py examples/*.py benchmarks/*.py benchmarks/*/*.py)
 
 check-layers: venv ## Which package may import which
 	$(VENV)/bin/lint-imports

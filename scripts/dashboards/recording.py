@@ -142,7 +142,12 @@ def prometheus(folder: Path, targets: Mapping[str, str]) -> Iterator[Prometheus]
         address = f"127.0.0.1:{probe.getsockname()[1]}"
     found = Prometheus(f"http://{address}")
     command = [program, f"--config.file={folder / 'prometheus.yml'}", f"--storage.tsdb.path={folder / 'data'}"]
-    with _process([*command, f"--web.listen-address={address}"], folder / "prometheus.log", {}, found.ready):
+
+    def scraped() -> bool:
+        """It takes some seconds until it scrapes: what happened before is no increase."""
+        return found.ready() and sum(found.at("up").values()) == len(targets)
+
+    with _process([*command, f"--web.listen-address={address}"], folder / "prometheus.log", {}, scraped):
         yield found
 
 

@@ -16,6 +16,8 @@ from scissorhands_client import (
     OverloadedError,
     Priority,
     Prompt,
+    Result,
+    TokenIds,
 )
 
 # Makes the paths short: rows for two, prefixes of prompts as small as these, and a store that overflows.
@@ -92,11 +94,10 @@ class Traffic:
 
     def _keep(self, client: Client) -> None:
         """Two turns of a session."""
-        number = next(self._numbers)
-        name = f"conversation-{number}-{time.time_ns()}"
-        for turn in (1, 2):
-            prompt = self._scale.prompt(number, self._scale.tokens * turn)
-            client.generate(prompt, self._options(session_id=name)).result()
+        options = self._options(session_id=f"conversation-{time.time_ns()}")
+        first = self._prompt()
+        said = client.generate(first, options).result()
+        client.generate(_continued(first, said, self._prompt()), options).result()
 
     def _share(self, client: Client) -> None:
         """The same prompt twice."""
@@ -156,3 +157,10 @@ class Traffic:
             thread.join()
         if failures:
             raise failures[0]
+
+
+def _continued(prompt: Prompt, said: Result, more: Prompt) -> Prompt:
+    """Return what comes after an answer: the conversation up to there, and more."""
+    if isinstance(prompt, TokenIds) and isinstance(more, TokenIds):
+        return TokenIds((*prompt.ids, *said.token_ids, *more.ids))
+    return f"{prompt}{said.text} {more}"
