@@ -16,7 +16,7 @@ PIP_INSTALL := $(PY) -m pip install --disable-pip-version-check --progress-bar o
 .DELETE_ON_ERROR:
 # Two installs into one environment at once would break it.
 .NOTPARALLEL:
-.PHONY: help demo test venv venv-all model services proto dashboard store-password \
+.PHONY: help demo test venv venv-all model services proto dashboard reference store-password \
         check check-generated check-proto lint check-types check-layers check-docker format clean
 
 help: ## List the targets
@@ -69,13 +69,17 @@ docker/secrets/store_password:
 dashboard: venv ## Regenerate the Grafana dashboards
 	$(PY) scripts/generate_dashboard.py
 
+reference: venv ## Regenerate the reference pages under docs/
+	$(PY) scripts/generate_reference.py
+
 # --- Checks -----------------------------------------------------------------------------------------------------------
 
 check: check-generated check-proto lint check-types check-layers check-docker ## All checks that run no test
 
-check-generated: venv ## Generated code and dashboards are current
+check-generated: venv ## Generated code, dashboards and reference are current
 	$(IN_VENV) scripts/generate_proto.sh --check
 	$(PY) scripts/generate_dashboard.py --check
+	$(PY) scripts/generate_reference.py --check
 
 check-proto: venv ## The contract's style
 	$(VENV)/bin/buf lint proto
