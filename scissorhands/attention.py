@@ -11,6 +11,7 @@ from typing import Protocol
 import torch
 from transformers import AttentionInterface, AttentionMaskInterface
 
+from scissorhands import kernels
 from scissorhands.errors import UnsupportedModelError
 from scissorhands.layer_pool import LayerPool
 from scissorhands.new_tokens import NewTokens
@@ -74,6 +75,8 @@ def attend(pool: LayerPool, span: Span, new: NewTokens, *, observe: bool) -> tor
     Returns:
         ``[R, query_heads, a, head_dim]``.
     """
+    if kernels.fits(pool, new):
+        return kernels.attend(pool, span, new, observe=observe)
     attended = pool.append(span, new.keys, new.values, fresh=observe)
     rows, query_heads, incoming, head_dim = new.query.shape
     kv_heads = new.keys.shape[1]

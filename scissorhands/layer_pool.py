@@ -54,7 +54,7 @@ class LayerPool:
         self.signals = signals
         self._weight = next((index for index, signal in enumerate(signals) if isinstance(signal, Weight)), None)
         self.codec = codec
-        self._head_dim, self._dtype = head_dim, dtype
+        self.head_dim, self.dtype = head_dim, dtype
         shape = (rows, kv_heads, slots)
         if codec is None:
             self.keys = torch.zeros(*shape, head_dim, dtype=dtype, device=device)
@@ -103,9 +103,7 @@ class LayerPool:
         used = (span.rows, slice(None), slice(span.extent))
         if self.codec is None:
             return Attended(self.keys[used], self.values[used], span.visible)
-        return PackedAttended(
-            self.keys[used], self.values[used], span.visible, *self.codec, self._head_dim, self._dtype
-        )
+        return PackedAttended(self.keys[used], self.values[used], span.visible, *self.codec, self.head_dim, self.dtype)
 
     def observe(
         self, span: Span, attention: torch.Tensor, scores: torch.Tensor, kinds: torch.Tensor | None = None
@@ -159,7 +157,7 @@ class LayerPool:
             for tensor in (self.keys, self.values, self.positions, self.states[0], self.states[self._weight])
         )
         key_codec, value_codec = self.codec or (None, None)
-        tiles = torch.split(keys, max(1, TILE // (len(keys) * self._head_dim)), dim=1)
+        tiles = torch.split(keys, max(1, TILE // (len(keys) * self.head_dim)), dim=1)
         found = match(self._exact(evicted.keys, key_codec), (self._exact(tile, key_codec) for tile in tiles))
         step = positions[:, -1:] + 1
         own = rates(mass.gather(1, found.slots), positions.gather(1, found.slots), step)
@@ -183,7 +181,7 @@ class LayerPool:
 
     def _exact(self, data: torch.Tensor, codec: VectorCodec | None) -> torch.Tensor:
         """Return keys or values ``[H, n, D]`` as the model knows them."""
-        return data if codec is None else codec.decode(data.flatten(-2), data.shape[1], self._head_dim, self._dtype)
+        return data if codec is None else codec.decode(data.flatten(-2), data.shape[1], self.head_dim, self.dtype)
 
     @torch.inference_mode(False)  # Tensors made in inference mode could not be changed outside of it.
     def add_row(self) -> None:

@@ -11,6 +11,8 @@ from scissorhands.v1 import cache_manager_pb2_grpc
 
 # Small models gain nothing from threads, and tests that share a machine lose much by them. Read when torch is imported.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Kernels are interpreted: there need be no GPU. Read when they are imported.
+os.environ["TRITON_INTERPRET"] = "1"
 
 
 @pytest.fixture

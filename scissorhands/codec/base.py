@@ -52,6 +52,20 @@ class Unpacked(NamedTuple):
     scale: torch.Tensor | None
 
 
+class Layout(NamedTuple):
+    """Packed vectors as a kernel can read them: all elements have the same bits, in planes of one width.
+
+    Args:
+        bits: Bits of an element, 1, 2, 4 or 8.
+        group: Elements with a float16 minimum and step in common, which come first; 0 where one bfloat16 scale does.
+        bend: With a scale, the number of a doubled level t is ``t + bend * t ** 3``.
+    """
+
+    bits: int
+    group: int
+    bend: float
+
+
 class RowCodec(VectorCodec):
     """Encodes every vector on its own, so that slots can be kept, moved and evicted packed.
 
@@ -70,6 +84,11 @@ class RowCodec(VectorCodec):
     @abstractmethod
     def unpack(self, data: torch.Tensor, head_dim: int, dtype: torch.dtype) -> Unpacked:
         """Unpack ``[..., row_bytes]`` uint8 into numbers of the codec's basis."""
+
+    def layout(self, head_dim: int) -> Layout | None:
+        """Return how vectors are packed, if it is in the one way that kernels read; None otherwise."""
+        del head_dim
+        return None
 
     def project(self, queries: torch.Tensor) -> torch.Tensor:
         """Bring ``[..., kv_heads, n, head_dim]`` queries to where their products with unpacked keys are the scores."""

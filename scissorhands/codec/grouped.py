@@ -4,7 +4,7 @@ import math
 
 import torch
 
-from scissorhands.codec.base import RowCodec, Unpacked
+from scissorhands.codec.base import Layout, RowCodec, Unpacked
 from scissorhands.codec.packing import packed_bytes, packing_of
 from scissorhands.formats import GROUP, RANGE_BYTES
 
@@ -41,6 +41,10 @@ class Grouped(RowCodec):
         group = _group(head_dim)
         low, step, levels = quantize(vectors.reshape(*vectors.shape[:-1], head_dim // group, group), self.bits)
         return torch.cat([low, step, packing_of(head_dim, self.bits).pack(levels.flatten(-2))], dim=-1)
+
+    def layout(self, head_dim: int) -> Layout:
+        """Return the bits and the group."""
+        return Layout(self.bits, _group(head_dim), 0.0)
 
     def unpack(self, data: torch.Tensor, head_dim: int, dtype: torch.dtype) -> Unpacked:
         """Return minimum plus step times level."""

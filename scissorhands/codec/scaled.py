@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import torch
 
-from scissorhands.codec.base import RowCodec, Unpacked, tiles_of
+from scissorhands.codec.base import Layout, RowCodec, Unpacked, tiles_of
 from scissorhands.codec.packing import Group, Packing
 from scissorhands.formats import SCALE_BYTES
 
@@ -121,6 +121,8 @@ class Scaled(RowCodec):
         # Products with them must stay within float32; what they are relative to makes no difference.
         own = own / own.amax(dim=-1, keepdim=True).clamp_min(torch.finfo(own.dtype).tiny)
         self._even = not bends.any()
+        plain = len(groups) == 1 and bits[0] in {1, 2, 4, 8} and stored == analysis.shape[-1]
+        self._layout = Layout(bits[0], 0, curves[bits[0]].bend / 4) if plain else None
         tables = {width: _table(width, curves[width]) for width in sorted(set(bits))}
         ends = dict(zip(tables, accumulate(len(numbers) for numbers, _ in tables.values()), strict=True))
         sizes = torch.tensor([len(tables[width][0]) for width in bits])
@@ -180,6 +182,11 @@ class Scaled(RowCodec):
         best = norms.argmin(dim=-1, keepdim=True)
         chosen = cells.gather(-2, best.unsqueeze(-1).expand(*best.shape, cells.shape[-1])).squeeze(-2)
         return scales.gather(-1, best).view(torch.uint8), own.levels.take(chosen.long())
+
+    def layout(self, head_dim: int) -> Layout | None:
+        """Return it where all elements of the basis have the same bits."""
+        del head_dim
+        return self._layout
 
     def unpack(self, data: torch.Tensor, head_dim: int, dtype: torch.dtype) -> Unpacked:
         """Return the levels' numbers, without those elements that are not stored."""

@@ -36,4 +36,16 @@ def signals_for(grant: Grant, group: int) -> tuple[Signal, ...]:
     return tuple(SIGNALS[name].build(grant.parameters, group) for name in names)
 
 
-__all__ = ["Observation", "Resident", "Signal", "Weight", "add_mass", "signals_for"]
+__all__ = [
+    "LastAttention",
+    "LowCount",
+    "Mass",
+    "Observation",
+    "Redundancy",
+    "Resident",
+    "Signal",
+    "Weight",
+    "WindowMass",
+    "add_mass",
+    "signals_for",
+]

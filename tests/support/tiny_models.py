@@ -42,6 +42,11 @@ def llama_grouped() -> PreTrainedModel:
     return LlamaForCausalLM(LlamaConfig(**_SIZES, intermediate_size=48, num_key_value_heads=2))
 
 
+def llama_wide() -> PreTrainedModel:
+    """Llama with heads that are large enough for the kernels of a GPU."""
+    return LlamaForCausalLM(LlamaConfig(**_SIZES, intermediate_size=48, num_key_value_heads=2, head_dim=16))
+
+
 def llama_multi_head() -> PreTrainedModel:
     """Llama with as many key-value heads as query heads."""
     return LlamaForCausalLM(LlamaConfig(**_SIZES, intermediate_size=48, num_key_value_heads=4))
@@ -73,10 +78,10 @@ TINY_MODELS: dict[str, Callable[[], PreTrainedModel]] = {
 
 
 def tiny_model(name: str, seed: int = 0) -> PreTrainedModel:
-    """Build a model of :data:`TINY_MODELS` in evaluation mode; the caller's random state is left alone."""
+    """Build a model by name, in evaluation mode; the caller's random state is left alone."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        model = TINY_MODELS[name]().eval()
+        model = (TINY_MODELS | {"llama_wide": llama_wide})[name]().eval()
         for parameter_name, parameter in model.named_parameters():
             if parameter_name.endswith("bias"):  # They start at zero, and a forgotten one would not be noticed.
                 torch.nn.init.normal_(parameter, std=SPREAD / 2)
