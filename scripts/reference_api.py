@@ -16,8 +16,8 @@ from google.protobuf.descriptor_pb2 import (
     ServiceDescriptorProto,
 )
 from grpc_tools import protoc
-from reference_markdown import anchor, code, page, table, text
 
+from reference_markdown import anchor, code, page, table, text
 from scissorhands_server.status import STATUS_TABLE
 
 PROTO = Path(__file__).resolve().parent.parent / "proto"

@@ -11,8 +11,8 @@ import annotated_types
 import click
 from pydantic import SecretStr
 from pydantic.fields import FieldInfo
-from reference_markdown import code, page, table, text
 
+from reference_markdown import code, page, table, text
 from scissorhands_server.manager.settings import ManagerSettings
 from scissorhands_server.settings import ServerSettings, variable
 from scissorhands_server.worker.settings import WorkerSettings

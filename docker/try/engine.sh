@@ -96,7 +96,12 @@ END
 serve_torch() {
     "$PYTHON" -m pip download --quiet --no-deps --constraint constraints.txt --dest "$work/index/torch" torch
     local gateway
-    gateway=$(docker network inspect bridge --format '{{(index .IPAM.Config 0).Gateway}}')
+    # Where containers reach this machine.
+    gateway=$(docker run --rm --network bridge "$PYTHON_IMAGE" python -c '
+import socket, struct
+routes = [line.split() for line in open("/proc/net/route")][1:]
+print(next(socket.inet_ntoa(struct.pack("<I", int(way, 16))) for _, to, way, *_ in routes if to == "00000000"))')
+    [ -n "$gateway" ] || fail "containers have no way to this machine"
     "$PYTHON" -m http.server --bind "$gateway" --directory "$work/index" 8765 >"$work/index.log" 2>&1 &
     index_pid=$!
     torch_arguments=(--build-arg "TORCH_INDEX_URL=http://$gateway:8765" --build-arg "TORCH_INDEX_HOST=$gateway")
