@@ -30,7 +30,7 @@ def count_stall(task: Task, metrics: WorkerMetrics) -> None:
     if task.held_since:
         held = time.monotonic() - task.held_since
         task.statistics.prefill_stall += held
-        metrics.prefill_stall.inc(held)
+        metrics.stall.prefill.inc(held)
         task.held_since = 0.0
 
 
@@ -41,8 +41,11 @@ def count_eviction(task: Task, eviction: Eviction, metrics: WorkerMetrics) -> No
     statistics.evictions += 1
     statistics.evicted_slots += eviction.slots
     statistics.mass_dropped += mass
-    stall = eviction.waited if eviction.phase is Phase.PREFILL else 0.0
-    statistics.prefill_stall += stall
+    if eviction.phase is Phase.PREFILL:
+        statistics.prefill_stall += eviction.waited
+        metrics.stall.prefill.inc(eviction.waited)
+    else:
+        metrics.stall.decode.inc(eviction.waited)
     if eviction.source is PlanSource.MANAGER:
         statistics.plans_manager += 1
     else:
@@ -51,7 +54,6 @@ def count_eviction(task: Task, eviction: Eviction, metrics: WorkerMetrics) -> No
     metrics.evicted_slots.inc(eviction.slots)
     metrics.mass_dropped.inc(mass)
     metrics.plans.labels(eviction.source.value, eviction.phase.value).inc()
-    metrics.prefill_stall.inc(stall)
     recent, persistence = task.quality.evicted(eviction)
     metrics.recent_mass_dropped.observe(recent)
     if persistence is not None:

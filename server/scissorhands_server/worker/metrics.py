@@ -8,6 +8,7 @@ from scissorhands_server.worker.parking_metrics import ParkingMetrics
 from scissorhands_server.worker.prefix_metrics import PrefixMetrics
 from scissorhands_server.worker.quality import ShadowResult
 from scissorhands_server.worker.recall_metrics import RecallMetrics
+from scissorhands_server.worker.stall_metrics import StallMetrics
 from scissorhands_server.worker.suspension_metrics import SuspensionMetrics
 
 RESULTS = ("eos", "stop", "length", "cancelled", "refused", "overloaded", "error")
@@ -83,13 +84,13 @@ class WorkerMetrics:
         self.plans = counter("plans_total", "Plans applied, by who computed them.", "source", "phase")
         self.plan_latency = histogram("plan_latency_seconds", "From a snapshot to the manager's plan.")
         self.plans_late = counter("plans_late_total", "Plans of the manager that came too late or did not fit.")
-        self.prefill_stall = counter("prefill_stall_seconds_total", "Time that prefill waited for plans.")
         self.segments = counter("segments_total", "Segments of evicted slots, by what became of them.", "result")
         self.segment_bytes = counter("segment_bytes_total", "Encoded bytes of those segments.", "result")
         self.staged = gauge("segment_queue_bytes", "Encoded bytes that wait for the manager.")
         self.manager_errors = counter("manager_errors_total", "Calls to the manager that failed, by why.", "reason")
         self.manager_up = gauge("manager_up", "1 while the manager answers.")
         self.step = histogram("step_seconds", "One decode step of all running rows.")
+        self.stall = StallMetrics(registry)
         self.suspension = SuspensionMetrics(registry)
         self.parking = ParkingMetrics(registry)
         self.prefix = PrefixMetrics(registry)
