@@ -6,10 +6,10 @@ import signal
 from collections.abc import Callable
 
 import pytest
-from support.delay_proxy import DelayProxy
 from support.processes import ManagerProcess
 from support.tiny_worker import metrics, request, tiny_worker
 
+from benchmarks.delay_proxy import DelayProxy
 from scissorhands.row import Eviction
 from scissorhands_server.worker.answers import Answers
 from scissorhands_server.worker.engine import Engine

@@ -7,12 +7,12 @@ import signal
 import grpc
 import pytest
 import torch
-from support.delay_proxy import DelayProxy
 from support.processes import ManagerProcess
 from support.tiny_worker import collect, metrics, request, tiny_worker
 from support.waiting import SECONDS, until
 from support.worker_process import worker_process
 
+from benchmarks.delay_proxy import DelayProxy
 from scissorhands.formats import FAMILIES, parse
 from scissorhands.layer_pool import LayerPool
 from scissorhands.v1 import budget_pb2, generation_pb2, generation_pb2_grpc

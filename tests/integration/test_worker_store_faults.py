@@ -8,10 +8,10 @@ import pytest
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 from support.conversations import FIRST, NEW, SECOND, THIRD, ask, results, workers
-from support.delay_proxy import DelayProxy
 from support.tiny_worker import metrics
 from support.waiting import until
 
+from benchmarks.delay_proxy import DelayProxy
 from scissorhands.suspended import Manifest, SuspendedIdentity
 from scissorhands.v1 import cache_manager_pb2_grpc, suspension_pb2
 from scissorhands_server.manager.suspended_rows import Record
