@@ -44,5 +44,5 @@ def plot(rows: Sequence[Row], title: str, path: Path) -> None:
     axes.set_ylim(0, 1.05)
     axes.set_ylabel("share found")
     axes.set_title(title)
-    axes.legend(loc="upper right", fontsize="small")
+    figure.legend(loc="outside lower center", ncols=3, fontsize="small")  # Beside the bars, which may reach the top.
     figure.savefig(path, format="png", dpi=130)
