@@ -10,7 +10,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
 
 
-def make_folder(folder: Path, positions: int = 128, chat_template: str | None = None) -> Path:
+def make_folder(folder: Path, positions: int = 128, chat_template: str | None = None, head_dim: int = 8) -> Path:
     """Write ``model`` and ``text.txt`` (800 tokens, one for each byte) into a folder, and return it."""
     tokenizer = byte_level()
     if chat_template:
@@ -18,6 +18,7 @@ def make_folder(folder: Path, positions: int = 128, chat_template: str | None = 
     config = LlamaConfig(
         **SIZES,
         num_key_value_heads=2,
+        head_dim=head_dim,
         vocab_size=len(tokenizer),
         max_position_embeddings=positions,
         initializer_range=SPREAD,
