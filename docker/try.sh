@@ -107,7 +107,7 @@ compose ps --format 'table {{.Service}}\t{{.Status}}\t{{.Ports}}'
 
 say "an answer through the published port"
 first=$(published worker 50051)
-expected=$(generate "$first" --max-new-tokens 200 "$PROMPT")
+expected=$(generate "$first" --chat --ignore-eos --max-new-tokens 200 "$PROMPT")
 printf '%s\n' "$expected" | head -n 3
 
 say "what Prometheus says about it"
@@ -118,7 +118,7 @@ for query in 'sum(scissorhands_worker_generated_tokens_total)' 'sum(scissorhands
 done
 
 say "the manager's container is killed in the middle of an answer, and started again"
-generate "$first" --max-new-tokens 200 "$PROMPT" >"$work/answer" &
+generate "$first" --chat --ignore-eos --max-new-tokens 200 "$PROMPT" >"$work/answer" &
 answering=$!
 sleep 5
 compose kill manager
@@ -129,12 +129,14 @@ wait "$answering" || fail "the answer failed without its manager"
 say "the same answer, to the last letter"
 
 say "a conversation begins on one worker and goes on on a second one"
+# In slots: a share of the length would be another budget for the second turn, whose prompt is longer.
+turn=(--no-chat --ignore-eos --session try --budget 64 --max-new-tokens 80)
 question="A pair of scissors consists of"
-said=$(generate "$first" --no-chat --session try --max-new-tokens 40 "$question")
+said=$(generate "$first" "${turn[@]}" "$question")
 compose up --detach --no-build --wait --wait-timeout 300 --scale worker=2 --no-recreate "${services[@]}"
 second=$(published worker 50051 2)
 [ "$first" != "$second" ] || second=$(published worker 50051 1)
-generate "$second" --no-chat --session try --max-new-tokens 40 "$question$said The handles" ||
+generate "$second" "${turn[@]}" "$question$said The handles" ||
     fail "the second worker does not answer"
 wait_for 60 is_at_least 'sum(scissorhands_worker_resumes_total{result="resumed"})' 1 || fail "it did not resume the row"
 wait_for 60 is_at_least 'count(up{job="scissorhands-worker"} == 1)' 2 || fail "Prometheus does not see two workers"
