@@ -372,7 +372,7 @@ Global___SnapshotHeader: _TypeAlias = SnapshotHeader  # noqa: Y015
 
 @_typing.final
 class PackedArray(_message.Message):
-    """PackedArray is an array of [kv_heads, n] in row-major order."""
+    """PackedArray is an array of [kv_heads, n] of each of some layers in turn, each in row-major order."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -381,7 +381,7 @@ class PackedArray(_message.Message):
     type: Global___NumberType.ValueType
     """Type of the numbers."""
     data: _builtins.bytes
-    """The numbers, little-endian; kv_heads * n of them."""
+    """The numbers, little-endian; kv_heads * n of them a layer."""
     def __init__(
         self,
         *,
@@ -397,8 +397,8 @@ class PackedArray(_message.Message):
 Global___PackedArray: _TypeAlias = PackedArray  # noqa: Y015
 
 @_typing.final
-class LayerEvidence(_message.Message):
-    """LayerEvidence is the evidence of one layer."""
+class Evidence(_message.Message):
+    """Evidence is the evidence of some layers of a snapshot, one after the other."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -423,11 +423,14 @@ class LayerEvidence(_message.Message):
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-    LAYER_FIELD_NUMBER: _builtins.int
+    FIRST_LAYER_FIELD_NUMBER: _builtins.int
+    LAYERS_FIELD_NUMBER: _builtins.int
     POSITIONS_FIELD_NUMBER: _builtins.int
     SIGNALS_FIELD_NUMBER: _builtins.int
-    layer: _builtins.int
-    """Index of the layer, from 0; parts come in order."""
+    first_layer: _builtins.int
+    """Index of the first of them, from 0; parts come in order."""
+    layers: _builtins.int
+    """How many they are; at least 1."""
     @_builtins.property
     def positions(self) -> Global___PackedArray:
         """True position of each slot's token, in tokens from the start of the sequence; ascending within a head."""
@@ -438,55 +441,80 @@ class LayerEvidence(_message.Message):
         low_count_ring (queries of a window that gave less than average), last_attention (attention of the newest query),
         window_mass (attention received from a window, in queries), token_kind (0 other, 1 punctuation, 2 special),
         expected_attention (expected share of the next query's attention times the norm of the value), redundancy (mean
-        cosine similarity to the other keys).
+        cosine similarity to the other keys). None if no layer has slots.
         """
 
     def __init__(
         self,
         *,
-        layer: _builtins.int = ...,
+        first_layer: _builtins.int = ...,
+        layers: _builtins.int = ...,
         positions: Global___PackedArray | None = ...,
         signals: _abc.Mapping[_builtins.str, Global___PackedArray] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["positions", b"positions"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["layer", b"layer", "positions", b"positions", "signals", b"signals"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["first_layer", b"first_layer", "layers", b"layers", "positions", b"positions", "signals", b"signals"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___LayerEvidence: _TypeAlias = LayerEvidence  # noqa: Y015
+Global___Evidence: _TypeAlias = Evidence  # noqa: Y015
 
 @_typing.final
-class PlanEvictionRequest(_message.Message):
-    """PlanEvictionRequest is one part of a snapshot: the header first, then every layer in order."""
+class SnapshotPart(_message.Message):
+    """SnapshotPart is one part of a snapshot: the header first, then the evidence of every layer in order."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     HEADER_FIELD_NUMBER: _builtins.int
-    LAYER_FIELD_NUMBER: _builtins.int
+    EVIDENCE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def header(self) -> Global___SnapshotHeader:
-        """First message of the stream."""
+        """Begins a snapshot; the one before it must be complete."""
 
     @_builtins.property
-    def layer(self) -> Global___LayerEvidence:
-        """One layer."""
+    def evidence(self) -> Global___Evidence:
+        """Some layers."""
 
     def __init__(
         self,
         *,
         header: Global___SnapshotHeader | None = ...,
-        layer: Global___LayerEvidence | None = ...,
+        evidence: Global___Evidence | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header", "layer", b"layer", "part", b"part"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["evidence", b"evidence", "header", b"header", "part", b"part"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["header", b"header", "layer", b"layer", "part", b"part"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["evidence", b"evidence", "header", b"header", "part", b"part"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_part: _TypeAlias = _typing.Literal["header", "layer"]  # noqa: Y015
+    _WhichOneofReturnType_part: _TypeAlias = _typing.Literal["header", "evidence"]  # noqa: Y015
     _WhichOneofArgType_part: _TypeAlias = _typing.Literal["part", b"part"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_part) -> _WhichOneofReturnType_part | None: ...
 
-Global___PlanEvictionRequest: _TypeAlias = PlanEvictionRequest  # noqa: Y015
+Global___SnapshotPart: _TypeAlias = SnapshotPart  # noqa: Y015
+
+@_typing.final
+class PlanEvictionsRequest(_message.Message):
+    """PlanEvictionsRequest carries parts of up to 16 snapshots, in order. How they are spread over messages does not matter."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PARTS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def parts(self) -> _containers.RepeatedCompositeFieldContainer[Global___SnapshotPart]:
+        """The next parts, with about 1 MiB of evidence; a message may not be above 4 MiB."""
+
+    def __init__(
+        self,
+        *,
+        parts: _abc.Iterable[Global___SnapshotPart] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["parts", b"parts"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PlanEvictionsRequest: _TypeAlias = PlanEvictionsRequest  # noqa: Y015
 
 @_typing.final
 class LayerPlan(_message.Message):
@@ -511,8 +539,8 @@ class LayerPlan(_message.Message):
 Global___LayerPlan: _TypeAlias = LayerPlan  # noqa: Y015
 
 @_typing.final
-class PlanEvictionResponse(_message.Message):
-    """PlanEvictionResponse is a plan."""
+class Plan(_message.Message):
+    """Plan says which slots of a snapshot to keep."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -546,7 +574,93 @@ class PlanEvictionResponse(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___PlanEvictionResponse: _TypeAlias = PlanEvictionResponse  # noqa: Y015
+Global___Plan: _TypeAlias = Plan  # noqa: Y015
+
+@_typing.final
+class PlanFailure(_message.Message):
+    """PlanFailure tells why a snapshot has no plan."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CODE_FIELD_NUMBER: _builtins.int
+    FIELD_FIELD_NUMBER: _builtins.int
+    MESSAGE_FIELD_NUMBER: _builtins.int
+    code: _builtins.int
+    """The gRPC status code that a call for this snapshot alone would have ended with, such as 3 for INVALID_ARGUMENT."""
+    field: _builtins.str
+    """Path of the field at fault; empty if it is none."""
+    message: _builtins.str
+    """What is wrong."""
+    def __init__(
+        self,
+        *,
+        code: _builtins.int = ...,
+        field: _builtins.str = ...,
+        message: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["code", b"code", "field", b"field", "message", b"message"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PlanFailure: _TypeAlias = PlanFailure  # noqa: Y015
+
+@_typing.final
+class PlanResult(_message.Message):
+    """PlanResult is what became of one snapshot."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PLAN_FIELD_NUMBER: _builtins.int
+    FAILURE_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def plan(self) -> Global___Plan:
+        """Its plan."""
+
+    @_builtins.property
+    def failure(self) -> Global___PlanFailure:
+        """Why there is none."""
+
+    def __init__(
+        self,
+        *,
+        plan: Global___Plan | None = ...,
+        failure: Global___PlanFailure | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["failure", b"failure", "plan", b"plan", "result", b"result"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["failure", b"failure", "plan", b"plan", "result", b"result"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_result: _TypeAlias = _typing.Literal["plan", "failure"]  # noqa: Y015
+    _WhichOneofArgType_result: _TypeAlias = _typing.Literal["result", b"result"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_result) -> _WhichOneofReturnType_result | None: ...
+
+Global___PlanResult: _TypeAlias = PlanResult  # noqa: Y015
+
+@_typing.final
+class PlanEvictionsResponse(_message.Message):
+    """PlanEvictionsResponse answers every snapshot."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RESULTS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def results(self) -> _containers.RepeatedCompositeFieldContainer[Global___PlanResult]:
+        """One a snapshot, in the order in which they came."""
+
+    def __init__(
+        self,
+        *,
+        results: _abc.Iterable[Global___PlanResult] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["results", b"results"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PlanEvictionsResponse: _TypeAlias = PlanEvictionsResponse  # noqa: Y015
 
 @_typing.final
 class SegmentHeader(_message.Message):

@@ -54,10 +54,10 @@ class CacheManagerServiceStub(object):
                 request_serializer=scissorhands_dot_v1_dot_cache__manager__pb2.RenewSessionsRequest.SerializeToString,
                 response_deserializer=scissorhands_dot_v1_dot_cache__manager__pb2.RenewSessionsResponse.FromString,
                 _registered_method=True)
-        self.PlanEviction = channel.stream_unary(
-                '/scissorhands.v1.CacheManagerService/PlanEviction',
-                request_serializer=scissorhands_dot_v1_dot_cache__manager__pb2.PlanEvictionRequest.SerializeToString,
-                response_deserializer=scissorhands_dot_v1_dot_cache__manager__pb2.PlanEvictionResponse.FromString,
+        self.PlanEvictions = channel.stream_unary(
+                '/scissorhands.v1.CacheManagerService/PlanEvictions',
+                request_serializer=scissorhands_dot_v1_dot_cache__manager__pb2.PlanEvictionsRequest.SerializeToString,
+                response_deserializer=scissorhands_dot_v1_dot_cache__manager__pb2.PlanEvictionsResponse.FromString,
                 _registered_method=True)
         self.OffloadSegments = channel.stream_unary(
                 '/scissorhands.v1.CacheManagerService/OffloadSegments',
@@ -166,8 +166,9 @@ class CacheManagerServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def PlanEviction(self, request_iterator, context):
-        """PlanEviction decides which slots of a snapshot to keep. The snapshot comes in parts of whole layers.
+    def PlanEvictions(self, request_iterator, context):
+        """PlanEvictions decides which slots of some snapshots to keep, each on its own: one that is refused fails alone. What the
+        manager could not answer soon it refuses at once: RESOURCE_EXHAUSTED, of the call if its first snapshot finds no room.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -309,10 +310,10 @@ def add_CacheManagerServiceServicer_to_server(servicer, server):
                     request_deserializer=scissorhands_dot_v1_dot_cache__manager__pb2.RenewSessionsRequest.FromString,
                     response_serializer=scissorhands_dot_v1_dot_cache__manager__pb2.RenewSessionsResponse.SerializeToString,
             ),
-            'PlanEviction': grpc.stream_unary_rpc_method_handler(
-                    servicer.PlanEviction,
-                    request_deserializer=scissorhands_dot_v1_dot_cache__manager__pb2.PlanEvictionRequest.FromString,
-                    response_serializer=scissorhands_dot_v1_dot_cache__manager__pb2.PlanEvictionResponse.SerializeToString,
+            'PlanEvictions': grpc.stream_unary_rpc_method_handler(
+                    servicer.PlanEvictions,
+                    request_deserializer=scissorhands_dot_v1_dot_cache__manager__pb2.PlanEvictionsRequest.FromString,
+                    response_serializer=scissorhands_dot_v1_dot_cache__manager__pb2.PlanEvictionsResponse.SerializeToString,
             ),
             'OffloadSegments': grpc.stream_unary_rpc_method_handler(
                     servicer.OffloadSegments,
@@ -488,7 +489,7 @@ class CacheManagerService(object):
             _registered_method=True)
 
     @staticmethod
-    def PlanEviction(request_iterator,
+    def PlanEvictions(request_iterator,
             target,
             options=(),
             channel_credentials=None,
@@ -501,9 +502,9 @@ class CacheManagerService(object):
         return grpc.experimental.stream_unary(
             request_iterator,
             target,
-            '/scissorhands.v1.CacheManagerService/PlanEviction',
-            scissorhands_dot_v1_dot_cache__manager__pb2.PlanEvictionRequest.SerializeToString,
-            scissorhands_dot_v1_dot_cache__manager__pb2.PlanEvictionResponse.FromString,
+            '/scissorhands.v1.CacheManagerService/PlanEvictions',
+            scissorhands_dot_v1_dot_cache__manager__pb2.PlanEvictionsRequest.SerializeToString,
+            scissorhands_dot_v1_dot_cache__manager__pb2.PlanEvictionsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -43,8 +43,10 @@ class CacheManagerServiceStub:
     """CloseSession ends the lease. Closing an unknown session is NOT_FOUND; closing twice is not an error."""
     RenewSessions: _grpc.UnaryUnaryMultiCallable[_cache_manager_pb2.RenewSessionsRequest, _cache_manager_pb2.RenewSessionsResponse]
     """RenewSessions extends leases; unknown sessions are recreated from what the request carries."""
-    PlanEviction: _grpc.StreamUnaryMultiCallable[_cache_manager_pb2.PlanEvictionRequest, _cache_manager_pb2.PlanEvictionResponse]
-    """PlanEviction decides which slots of a snapshot to keep. The snapshot comes in parts of whole layers."""
+    PlanEvictions: _grpc.StreamUnaryMultiCallable[_cache_manager_pb2.PlanEvictionsRequest, _cache_manager_pb2.PlanEvictionsResponse]
+    """PlanEvictions decides which slots of some snapshots to keep, each on its own: one that is refused fails alone. What the
+    manager could not answer soon it refuses at once: RESOURCE_EXHAUSTED, of the call if its first snapshot finds no room.
+    """
     OffloadSegments: _grpc.StreamUnaryMultiCallable[_cache_manager_pb2.OffloadSegmentsRequest, _cache_manager_pb2.OffloadSegmentsResponse]
     """OffloadSegments stores segments, each in chunks; every segment is stored whole or not at all."""
     FetchSegments: _grpc.UnaryStreamMultiCallable[_cache_manager_pb2.FetchSegmentsRequest, _cache_manager_pb2.FetchSegmentsResponse]
@@ -99,8 +101,10 @@ class CacheManagerServiceAsyncStub(CacheManagerServiceStub):
     """CloseSession ends the lease. Closing an unknown session is NOT_FOUND; closing twice is not an error."""
     RenewSessions: _aio.UnaryUnaryMultiCallable[_cache_manager_pb2.RenewSessionsRequest, _cache_manager_pb2.RenewSessionsResponse]  # type: ignore[assignment]
     """RenewSessions extends leases; unknown sessions are recreated from what the request carries."""
-    PlanEviction: _aio.StreamUnaryMultiCallable[_cache_manager_pb2.PlanEvictionRequest, _cache_manager_pb2.PlanEvictionResponse]  # type: ignore[assignment]
-    """PlanEviction decides which slots of a snapshot to keep. The snapshot comes in parts of whole layers."""
+    PlanEvictions: _aio.StreamUnaryMultiCallable[_cache_manager_pb2.PlanEvictionsRequest, _cache_manager_pb2.PlanEvictionsResponse]  # type: ignore[assignment]
+    """PlanEvictions decides which slots of some snapshots to keep, each on its own: one that is refused fails alone. What the
+    manager could not answer soon it refuses at once: RESOURCE_EXHAUSTED, of the call if its first snapshot finds no room.
+    """
     OffloadSegments: _aio.StreamUnaryMultiCallable[_cache_manager_pb2.OffloadSegmentsRequest, _cache_manager_pb2.OffloadSegmentsResponse]  # type: ignore[assignment]
     """OffloadSegments stores segments, each in chunks; every segment is stored whole or not at all."""
     FetchSegments: _aio.UnaryStreamMultiCallable[_cache_manager_pb2.FetchSegmentsRequest, _cache_manager_pb2.FetchSegmentsResponse]  # type: ignore[assignment]
@@ -172,12 +176,14 @@ class CacheManagerServiceServicer(metaclass=_abc_1.ABCMeta):
         """RenewSessions extends leases; unknown sessions are recreated from what the request carries."""
 
     @_abc_1.abstractmethod
-    def PlanEviction(
+    def PlanEvictions(
         self,
-        request_iterator: _MaybeAsyncIterator[_cache_manager_pb2.PlanEvictionRequest],
+        request_iterator: _MaybeAsyncIterator[_cache_manager_pb2.PlanEvictionsRequest],
         context: _ServicerContext,
-    ) -> _typing.Union[_cache_manager_pb2.PlanEvictionResponse, _abc.Awaitable[_cache_manager_pb2.PlanEvictionResponse]]:
-        """PlanEviction decides which slots of a snapshot to keep. The snapshot comes in parts of whole layers."""
+    ) -> _typing.Union[_cache_manager_pb2.PlanEvictionsResponse, _abc.Awaitable[_cache_manager_pb2.PlanEvictionsResponse]]:
+        """PlanEvictions decides which slots of some snapshots to keep, each on its own: one that is refused fails alone. What the
+        manager could not answer soon it refuses at once: RESOURCE_EXHAUSTED, of the call if its first snapshot finds no room.
+        """
 
     @_abc_1.abstractmethod
     def OffloadSegments(

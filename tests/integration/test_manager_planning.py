@@ -5,14 +5,25 @@ import asyncio
 import grpc
 import numpy as np
 import pytest
-from google.rpc import error_details_pb2
+from google.rpc import code_pb2, error_details_pb2
 from grpc_status import rpc_status
-from support.manager_data import model, opened, plan_requests, signals_of, snapshot, spec
+from support.manager_data import (
+    model,
+    opened,
+    plan_parts,
+    planned,
+    planned_all,
+    requests_of,
+    signals_of,
+    snapshot,
+    spec,
+)
 from support.processes import ManagerProcess, wait_for
 
 from scissorhands.plan import plan
+from scissorhands.plan_wire import MOST_SNAPSHOTS, plan_requests, read_plan
 from scissorhands.v1 import budget_pb2, cache_manager_pb2
-from scissorhands.wire import read_grant, read_plan, snapshot_messages
+from scissorhands.wire import read_grant
 
 pb = cache_manager_pb2
 NOWHERE = "redis://127.0.0.1:1/0"
@@ -23,10 +34,6 @@ def manager():
     process = ManagerProcess(store_url=NOWHERE)
     yield process
     process.stop()
-
-
-async def planned(stub, session, evidence):
-    return await stub.PlanEviction(iter(plan_requests(evidence, session)), timeout=60)
 
 
 def same(response, session, evidence):
@@ -58,8 +65,8 @@ async def test_full_keeps_everything_and_never_plans_an_eviction(manager, connec
     async with connect(manager) as stub:
         session = await opened(stub, spec("plan-full", "full", budget=budget_pb2.Budget(tokens=1000)))
         evidence = snapshot(session, 1, signals=("mass",))
-        with pytest.raises(grpc.aio.AioRpcError, match="keeps every token"):
-            await planned(stub, session, evidence)
+        (result,) = await planned_all(stub, (evidence, session))
+        assert "keeps every token" in result.failure.message
 
 
 async def test_the_ledger_tells_what_was_evicted(manager, connect):
@@ -104,13 +111,14 @@ async def test_a_snapshot_of_a_large_model_passes_with_default_limits(start_mana
         )
         evidence = snapshot(session, 9)
         assert (len(evidence.layers), evidence.layers[0].positions.shape) == (32, (8, 8192))
-        messages = plan_requests(evidence, session)
+        messages = list(plan_requests([(evidence, session)]))
         assert max(message.ByteSize() for message in messages) < 4 << 20
         assert sum(message.ByteSize() for message in messages) > 16 << 20
-        response = await stub.PlanEviction(iter(messages), timeout=120)
+        response = await planned(stub, session, evidence, timeout=120)
         assert response.ByteSize() < 4 << 20
         assert same(response, session, evidence)
-        sent = sum(len(array.data) for m in messages for array in (m.layer.positions, *m.layer.signals.values()))
+        parts = [part.evidence for message in messages for part in message.parts]
+        sent = sum(len(array.data) for part in parts for array in (part.positions, *part.signals.values()))
         assert manager.metric("snapshot_bytes_total") == sent
         assert manager.metric("plan_compute_seconds_count") == 1
 
@@ -137,8 +145,9 @@ async def test_a_manager_that_was_killed_and_started_again_goes_on(start_manager
         before = await planned(stub, session, evidence)
         first.kill()
         start_manager(store_url=NOWHERE, port=first.port)
-        again = await stub.PlanEviction(iter(plan_requests(evidence, session)), timeout=30, wait_for_ready=True)
-        assert again.layers == before.layers
+        requests = plan_requests([(evidence, session)])
+        again = await stub.PlanEvictions(requests, timeout=30, wait_for_ready=True)
+        assert again.results[0].plan.layers == before.layers
         later = snapshot(session, 1)
         assert same(await planned(stub, session, later), session, later)
         found = await stub.GetSession(pb.GetSessionRequest(session_id="survivor"), timeout=10)
@@ -168,16 +177,8 @@ def header(messages):
     return messages[0].header
 
 
-def without_header(messages):
-    del messages[0]
-
-
-def two_headers(messages):
-    messages.insert(1, messages[0])
-
-
 def empty_part(messages):
-    messages.insert(1, pb.PlanEvictionRequest())
+    messages.insert(1, pb.SnapshotPart())
 
 
 def missing_layer(messages):
@@ -192,43 +193,49 @@ def layers_exchanged(messages):
     messages[1], messages[2] = messages[2], messages[1]
 
 
+def no_layers(messages):
+    messages[1].evidence.layers = 0
+    messages[1].evidence.positions.data = b""
+    messages[1].evidence.ClearField("signals")
+
+
 def short_array(messages):
-    messages[1].layer.positions.data = messages[1].layer.positions.data[:-1]
+    messages[1].evidence.positions.data = messages[1].evidence.positions.data[:-1]
 
 
 def long_array(messages):
-    messages[1].layer.positions.data = bytes(1 << 20)
+    messages[1].evidence.positions.data = bytes(1 << 20)
 
 
 def no_type(messages):
-    messages[1].layer.positions.type = 0
+    messages[1].evidence.positions.type = 0
 
 
 def no_mass(messages):
-    del messages[1].layer.signals["mass"]
+    del messages[1].evidence.signals["mass"]
 
 
 def unknown_signal(messages):
-    messages[1].layer.signals["magic"].CopyFrom(messages[1].layer.signals["mass"])
+    messages[1].evidence.signals["magic"].CopyFrom(messages[1].evidence.signals["mass"])
 
 
 def not_a_number(messages):
-    array = np.frombuffer(messages[1].layer.signals["mass"].data, dtype="<f4").copy()
+    array = np.frombuffer(messages[1].evidence.signals["mass"].data, dtype="<f4").copy()
     array[3] = np.nan
-    messages[1].layer.signals["mass"].data = array.tobytes()
+    messages[1].evidence.signals["mass"].data = array.tobytes()
 
 
 def positions_twice(messages):
-    array = np.frombuffer(messages[1].layer.positions.data, dtype="<u2").copy()
+    array = np.frombuffer(messages[1].evidence.positions.data, dtype="<u2").copy()
     array[1] = array[0]
-    messages[1].layer.positions.data = array.tobytes()
+    messages[1].evidence.positions.data = array.tobytes()
 
 
 def positions_ahead(messages):
     header(messages).step -= 1
-    array = np.frombuffer(messages[1].layer.positions.data, dtype="<u2").copy()
+    array = np.frombuffer(messages[1].evidence.positions.data, dtype="<u2").copy()
     array.reshape(2, -1)[:, -1] = header(messages).step
-    messages[1].layer.positions.data = array.tobytes()
+    messages[1].evidence.positions.data = array.tobytes()
 
 
 def lengths_missing(messages):
@@ -285,20 +292,19 @@ def window_of_zero(messages):
 @pytest.mark.parametrize(
     ("spoil", "field"),
     [
-        (without_header, "part"),
-        (two_headers, "part"),
-        (empty_part, "part"),
-        (missing_layer, "layer"),
-        (layer_too_many, "layer"),
-        (layers_exchanged, "layer.layer"),
-        (short_array, "layer.positions.data"),
-        (long_array, "layer"),
-        (no_type, "layer.positions.type"),
-        (no_mass, "layer.signals"),
-        (unknown_signal, "layer.signals"),
-        (not_a_number, "layer.signals.mass"),
-        (positions_twice, "layer.positions"),
-        (positions_ahead, "layer.positions"),
+        (empty_part, "parts"),
+        (missing_layer, "evidence"),
+        (layer_too_many, "evidence.layers"),
+        (layers_exchanged, "evidence.first_layer"),
+        (no_layers, "evidence.first_layer"),
+        (short_array, "evidence.positions.data"),
+        (long_array, "evidence"),
+        (no_type, "evidence.positions.type"),
+        (no_mass, "evidence.signals"),
+        (unknown_signal, "evidence.signals"),
+        (not_a_number, "evidence.signals.mass"),
+        (positions_twice, "evidence.positions"),
+        (positions_ahead, "evidence.positions"),
         (lengths_missing, "layer_lengths"),
         (length_of_zero, "layer_lengths"),
         (hostile_lengths, "layer_lengths"),
@@ -308,29 +314,54 @@ def window_of_zero(messages):
         (bad_id, "session.session_id"),
         (grant_of_another_model, "session.grant.layer_slots"),
         (slots_of_a_sliding_layer, "layer_lengths"),
-        (evidence_of_a_sliding_layer, "layer.signals"),
+        (evidence_of_a_sliding_layer, "evidence.signals"),
         (windows_of_another_model, "session.model.layer_windows"),
         (window_of_zero, "policy.parameters.window"),
     ],
 )
-async def test_malformed_snapshots_are_refused_by_field(manager, connect, spoil, field):
+async def test_a_malformed_snapshot_is_refused_by_field_and_alone(manager, connect, spoil, field):
     async with connect(manager) as stub:
         session = await opened(stub, spec("malformed", "scissorhands:counts"))
-        messages = plan_requests(snapshot(session, 1, signals=signals_of("scissorhands:counts")), session)
-        messages = [pb.PlanEvictionRequest.FromString(message.SerializeToString()) for message in messages]
-        spoil(messages)
+        evidence = snapshot(session, 1, signals=signals_of("scissorhands:counts"))
+        whole = plan_parts(evidence, session)
+        parts = [pb.SnapshotPart.FromString(part.SerializeToString()) for part in whole]
+        spoil(parts)
+        messages = requests_of([*whole, *parts, *whole])
+        results = (await stub.PlanEvictions(iter(messages), timeout=30)).results
+        assert same(results[0].plan, session, evidence)
+        assert same(results[-1].plan, session, evidence)
+        assert len(results) == 3
+        failure = results[1].failure
+        assert (failure.code, failure.field) == (code_pb2.INVALID_ARGUMENT, field)
+
+
+async def test_a_snapshot_that_another_one_interrupts_fails_alone(manager, connect):
+    async with connect(manager) as stub:
+        session = await opened(stub, spec("interrupted"))
+        evidence = snapshot(session, 1)
+        parts = plan_parts(evidence, session)
+        results = (await stub.PlanEvictions(iter(requests_of([*parts[:-1], *parts])), timeout=30)).results
+        assert (len(results), results[0].failure.field) == (2, "evidence")
+        assert same(results[1].plan, session, evidence)
+
+
+@pytest.mark.parametrize("count", [0, MOST_SNAPSHOTS + 1])
+async def test_calls_without_a_header_or_with_too_many_are_refused(manager, connect, count):
+    async with connect(manager) as stub:
+        session = await opened(stub, spec("parts"))
+        parts = plan_parts(snapshot(session, 1), session)
         with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await stub.PlanEviction(iter(messages), timeout=30)
-        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT, caught.value.details()
+            await stub.PlanEvictions(iter(requests_of(parts * count or parts[1:])), timeout=30)
+        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
         bad = error_details_pb2.BadRequest()
         assert any(detail.Unpack(bad) for detail in rpc_status.from_call(caught.value).details)
-        assert bad.field_violations[0].field == field
+        assert bad.field_violations[0].field == "parts"
 
 
 async def test_an_empty_stream_is_refused(manager, connect):
     async with connect(manager) as stub:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await stub.PlanEviction(iter([]), timeout=10)
+            await stub.PlanEvictions(iter([]), timeout=10)
         assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
@@ -339,7 +370,7 @@ async def test_a_client_that_falls_silent_is_let_go_and_frees_its_place(start_ma
     async with connect(manager) as stub:
         session = await opened(stub, spec("silent"))
         evidence = snapshot(session, 1)
-        messages = plan_requests(evidence, session)
+        messages = requests_of(plan_parts(evidence, session))
         silent = asyncio.Event()
 
         async def then_silence():
@@ -347,7 +378,7 @@ async def test_a_client_that_falls_silent_is_let_go_and_frees_its_place(start_ma
             await silent.wait()
 
         with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await stub.PlanEviction(then_silence(), timeout=30)
+            await stub.PlanEvictions(then_silence(), timeout=30)
         assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
         assert same(await planned(stub, session, evidence), session, evidence)
 
@@ -357,7 +388,7 @@ async def test_plans_beyond_the_bound_are_turned_away_and_cancelled_ones_free_th
     async with connect(manager) as stub:
         session = await opened(stub, spec("busy"))
         evidence = snapshot(session, 1)
-        messages = plan_requests(evidence, session)
+        messages = requests_of(plan_parts(evidence, session))
         never = asyncio.Event()
 
         async def half():
@@ -365,7 +396,7 @@ async def test_plans_beyond_the_bound_are_turned_away_and_cancelled_ones_free_th
             yield messages[1]
             await never.wait()
 
-        holding = [asyncio.ensure_future(stub.PlanEviction(half(), timeout=60)) for _ in range(2)]
+        holding = [asyncio.ensure_future(stub.PlanEvictions(half(), timeout=60)) for _ in range(2)]
 
         async def turned_away():
             try:
@@ -391,9 +422,43 @@ async def test_many_plans_at_once_are_all_right(manager, connect):
     async with connect(manager) as stub:
         sessions = [await opened(stub, spec(f"many-{index}")) for index in range(16)]
         evidence = [snapshot(session, 1, seed=index) for index, session in enumerate(sessions)]
-        calls = [
-            stub.PlanEviction(snapshot_messages(given, session), timeout=60)
-            for given, session in zip(evidence, sessions, strict=True)
-        ]
-        responses = await asyncio.gather(*calls)
-        assert all(map(same, responses, sessions, evidence))
+        calls = [planned(stub, session, given) for given, session in zip(evidence, sessions, strict=True)]
+        assert all(map(same, await asyncio.gather(*calls), sessions, evidence))
+
+
+async def test_snapshots_of_many_rows_in_one_call_are_each_answered(start_manager, connect):
+    manager = start_manager(store_url=NOWHERE)
+    async with connect(manager) as stub:
+        sessions = [await opened(stub, spec(f"row-{index}")) for index in range(MOST_SNAPSHOTS)]
+        pairs = [(snapshot(session, 1, seed=index), session) for index, session in enumerate(sessions)]
+        results = await planned_all(stub, *pairs)
+        assert len(results) == MOST_SNAPSHOTS
+        assert all(same(result.plan, session, given) for result, (given, session) in zip(results, pairs, strict=True))
+        assert manager.metric("plan_batch_snapshots_sum") == MOST_SNAPSHOTS
+        assert manager.metric("plan_batch_snapshots_count") == 1
+        assert manager.metric('plans_total{result="computed"}') == MOST_SNAPSHOTS
+
+
+async def test_a_flood_is_turned_away_in_part_and_then_all_is_well(start_manager, connect):
+    manager = start_manager(store_url=NOWHERE, max_plans=4)
+    async with connect(manager) as stub:
+        session = await opened(stub, spec("flood", budget=budget_pb2.Budget(tokens=800), prompt=5000))
+        evidence = snapshot(session, 1)
+
+        async def one():
+            try:
+                return same(await planned(stub, session, evidence), session, evidence)
+            except grpc.aio.AioRpcError as error:
+                return error.code()
+
+        answers = await asyncio.gather(*(one() for _ in range(200)))
+        assert set(answers) == {True, grpc.StatusCode.RESOURCE_EXHAUSTED}
+        shed = answers.count(grpc.StatusCode.RESOURCE_EXHAUSTED)
+        assert manager.metric('plans_total{result="computed"}') == len(answers) - shed
+        assert manager.metric('plans_total{result="shed"}') == shed
+        assert manager.metric('plans_shed_total{reason="bound"}') == shed
+        # Sixteen in one call are more than there is room for: those that fit are answered.
+        results = await planned_all(stub, *[(evidence, session)] * MOST_SNAPSHOTS)
+        assert [same(result.plan, session, evidence) for result in results[:4]] == [True] * 4
+        assert {result.failure.code for result in results[4:]} == {code_pb2.RESOURCE_EXHAUSTED}
+        assert same(await planned(stub, session, evidence), session, evidence)

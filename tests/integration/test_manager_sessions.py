@@ -338,7 +338,7 @@ async def test_reflection_lists_and_describes_the_service(manager):
         listed, described = [reply async for reply in stub.ServerReflectionInfo(iter(requests), timeout=10)]
         names = {service.name for service in listed.list_services_response.service}
         assert {"scissorhands.v1.CacheManagerService", "grpc.health.v1.Health"} <= names
-        assert b"PlanEviction" in b"".join(described.file_descriptor_response.file_descriptor_proto)
+        assert b"PlanEvictions" in b"".join(described.file_descriptor_response.file_descriptor_proto)
 
 
 async def test_every_call_is_counted_by_method_and_code(start_manager, connect):

@@ -6,7 +6,7 @@ import signal
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from support.manager_data import opened, plan_requests, snapshot, spec
+from support.manager_data import opened, plan_parts, requests_of, snapshot, spec
 
 from scissorhands.v1 import cache_manager_pb2, cache_manager_pb2_grpc
 from scissorhands_server.hosting import address
@@ -18,11 +18,11 @@ class PlanInTwoHalves:
     """A plan whose snapshot stops in the middle until it is let go."""
 
     def __init__(self, stub, session, evidence):
-        self._messages = plan_requests(evidence, session)
+        self._messages = requests_of(plan_parts(evidence, session))
         self._go_on = asyncio.Event()
         self._half_sent = asyncio.Event()
         self._stub = stub
-        self.call = stub.PlanEviction(self._halves(), timeout=120)
+        self.call = stub.PlanEvictions(self._halves(), timeout=120)
 
     async def _halves(self):
         for message in self._messages[:2]:
@@ -68,7 +68,7 @@ async def test_a_call_in_progress_is_finished_and_health_tells(manager):
         await plan.arrive()
         manager.send(signal.SIGTERM)
         assert (await watch.read()).status == health_pb2.HealthCheckResponse.NOT_SERVING
-        assert len((await plan.finish()).layers) == 2
+        assert len((await plan.finish()).results[0].plan.layers) == 2
         watch.cancel()
     assert manager.wait() == 0
 

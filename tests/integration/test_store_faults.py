@@ -5,7 +5,7 @@ import asyncio
 import grpc
 import pytest
 from prometheus_client import CollectorRegistry, Counter, Histogram
-from support.manager_data import fetch, offload, opened, plan_requests, segment, snapshot, spec
+from support.manager_data import fetch, offload, opened, planned, segment, snapshot, spec
 from support.processes import wait_for
 
 from scissorhands.errors import StoreUnavailableError
@@ -94,7 +94,7 @@ async def test_a_manager_starts_and_plans_without_its_store_and_finds_it(redis_s
     manager = start_manager(store_url=redis_server.url, store_timeout=0.5)
     async with connect(manager) as stub:
         session = await opened(stub, spec())
-        await stub.PlanEviction(iter(plan_requests(snapshot(session), session)), timeout=30)
+        await planned(stub, session, snapshot(session))
         data = segment(session)
         response = await offload(stub, session, (0, data), (1, segment(session, 1)))
         assert [(r.epoch, r.reason) for r in response.refused] == [(0, "store_unavailable"), (1, "store_unavailable")]
@@ -120,7 +120,7 @@ async def test_a_manager_outlives_the_faults_of_its_store(redis_server, start_ma
         getattr(redis_server, fault)()
         response = await offload(stub, session, *((epoch, segment(session, epoch)) for epoch in range(1, 9)))
         assert [r.reason for r in response.refused] == ["store_unavailable"] * 8
-        await stub.PlanEviction(iter(plan_requests(snapshot(session), session)), timeout=30)
+        await planned(stub, session, snapshot(session))
         # Refused by the breaker, not by its deadline.
         wait_for(lambda: manager.metric("store_up") == 0, "the fault to be noticed")
         found = (await stub.GetSession(pb.GetSessionRequest(session_id="s1"), timeout=10)).session

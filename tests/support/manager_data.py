@@ -2,10 +2,11 @@
 
 import numpy as np
 
+from scissorhands.plan_wire import plan_requests, snapshot_parts
 from scissorhands.segment import SegmentIdentity, build_segment
 from scissorhands.snapshot import LayerEvidence, Snapshot
 from scissorhands.v1 import budget_pb2, cache_manager_pb2, model_pb2
-from scissorhands.wire import policy_message, policy_request, read_grant, snapshot_messages
+from scissorhands.wire import policy_message, policy_request, read_grant
 
 FINGERPRINT = "f" * 64
 
@@ -97,8 +98,26 @@ def signals_of(policy):
     return ("mass", *own.get(policy, ()))
 
 
-def plan_requests(evidence, session):
-    return list(snapshot_messages(evidence, session))
+def plan_parts(evidence, session):
+    """Return the parts of a snapshot, one a layer."""
+    return list(snapshot_parts(evidence, session, part_bytes=1))
+
+
+def requests_of(parts):
+    """Return the messages of parts, one each."""
+    return [cache_manager_pb2.PlanEvictionsRequest(parts=[part]) for part in parts]
+
+
+async def planned_all(stub, *pairs, timeout=60):
+    """Return the results of some ``(evidence, session)`` in one call."""
+    return (await stub.PlanEvictions(plan_requests(pairs), timeout=timeout)).results
+
+
+async def planned(stub, session, evidence, timeout=60):
+    """Return the plan of one snapshot."""
+    (result,) = await planned_all(stub, (evidence, session), timeout=timeout)
+    assert result.WhichOneof("result") == "plan", result.failure
+    return result.plan
 
 
 def segment(session, epoch=0, sizes=(40, 0, 30, 20), **changes):

@@ -11,6 +11,7 @@ from scissorhands.budget import BudgetRequest, ModelShape
 from scissorhands.errors import InvalidRequestError
 from scissorhands.grant import PolicyRequest, grant
 from scissorhands.plan import plan
+from scissorhands.plan_wire import plan_message, plan_requests, read_plan, read_snapshot, snapshot_parts
 from scissorhands.profile import Profile
 from scissorhands.snapshot import LayerEvidence, Plan, Snapshot, pack
 from scissorhands.v1 import budget_pb2, cache_manager_pb2, model_pb2
@@ -19,15 +20,11 @@ from scissorhands.wire import (
     budget_request,
     grant_message,
     model_shape,
-    plan_message,
     policy_message,
     policy_request,
     profile_message,
     read_grant,
-    read_plan,
     read_profile,
-    read_snapshot,
-    snapshot_messages,
 )
 
 SIZES = {"layers": 2, "kv_heads": 3, "head_dim": 8, "element_bytes": 4}
@@ -51,11 +48,11 @@ def make_snapshot(lengths=(5, 9), kv_heads=3, largest=70_000, seed=0):
     return Snapshot(4, largest, 8, 1, tuple(layers), prompt=largest // 2)
 
 
-def parts(snapshot):
-    messages = list(snapshot_messages(snapshot, SPEC))
+def parts(snapshot, part_bytes=1):
+    written = list(snapshot_parts(snapshot, SPEC, part_bytes))
     # As they come from the wire.
-    messages = [cache_manager_pb2.PlanEvictionRequest.FromString(message.SerializeToString()) for message in messages]
-    return messages[0].header, [message.layer for message in messages[1:]]
+    read = [cache_manager_pb2.SnapshotPart.FromString(part.SerializeToString()) for part in written]
+    return read[0].header, [part.evidence for part in read[1:]], 3
 
 
 @pytest.mark.parametrize(
@@ -192,20 +189,33 @@ def test_a_missing_size_is_named(name):
 def test_a_sliding_layer_travels_without_slots():
     empty = LayerEvidence(positions=np.zeros((3, 0), dtype=np.int32), signals={})
     snapshot = replace(make_snapshot(), layers=(empty, make_snapshot().layers[1]))
-    header, layers = parts(snapshot)
+    header, layers, heads = parts(snapshot)
     assert list(header.layer_lengths) == [0, 9]
-    read = read_snapshot(header, layers)
+    read = read_snapshot(header, layers, heads)
     assert (read.layers[0].positions.shape, read.layers[0].signals) == ((3, 0), {})
     keep = (np.ones((3, 0), dtype=np.bool_), np.ones((3, 9), dtype=np.bool_))
     message = plan_message(Plan(read.epoch, read.step, keep))
     assert [kept.shape for kept in read_plan(message, snapshot).keep] == [(3, 0), (3, 9)]
 
 
-def test_snapshots_round_trip():
+def test_parts_travel_together_as_far_as_a_message_goes():
+    snapshot = make_snapshot(lengths=(200,) * 10)
+    size = sum(part.ByteSize() for part in snapshot_parts(snapshot, SPEC))
+    requests = list(plan_requests([(snapshot, SPEC)] * 16))
+    assert len(requests) < 16
+    assert all(request.ByteSize() < 2 << 20 for request in requests)
+    assert sum(request.ByteSize() for request in requests) >= 16 * size
+    headers = [part.header.step for request in requests for part in request.parts if part.HasField("header")]
+    assert headers == [snapshot.step] * 16
+
+
+@pytest.mark.parametrize(("part_bytes", "count"), [(1, 2), (1 << 20, 1)])
+def test_snapshots_round_trip(part_bytes, count):
     snapshot = make_snapshot()
-    header, layers = parts(snapshot)
+    header, layers, heads = parts(snapshot, part_bytes)
+    assert len(layers) == count
     assert list(header.layer_lengths) == [5, 9]
-    read = read_snapshot(header, layers)
+    read = read_snapshot(header, layers, heads)
     assert (read.epoch, read.step, read.ahead, read.incoming, read.prompt) == (4, 70_000, 8, 1, 35_000)
     for ours, theirs in zip(snapshot.layers, read.layers, strict=True):
         assert np.array_equal(ours.positions, theirs.positions)
@@ -227,38 +237,38 @@ def test_a_plan_is_the_same_on_both_sides(policy):
 
 
 def test_layers_out_of_order_missing_or_too_many_are_refused():
-    header, layers = parts(make_snapshot())
+    header, layers, heads = parts(make_snapshot())
     for wrong in (layers[::-1], layers[:1], [*layers, layers[0]], []):
         with pytest.raises(InvalidRequestError) as caught:
-            read_snapshot(header, wrong)
-        assert caught.value.field.startswith("layer")
+            read_snapshot(header, wrong, heads)
+        assert caught.value.field.startswith("evidence")
 
 
 @pytest.mark.parametrize("change", [b"", b"\0"])
 def test_an_array_of_the_wrong_size_is_refused(change):
-    header, layers = parts(make_snapshot())
+    header, layers, heads = parts(make_snapshot())
     array = layers[1].signals["mass"]
     array.data = array.data[:-4] + change
     with pytest.raises(InvalidRequestError) as caught:
-        read_snapshot(header, layers)
-    assert caught.value.field == "layer.signals.mass.data"
+        read_snapshot(header, layers, heads)
+    assert caught.value.field == "evidence.signals.mass.data"
 
 
 @pytest.mark.parametrize("number", [cache_manager_pb2.NUMBER_TYPE_UNSPECIFIED, 17])
 def test_an_array_without_a_known_type_is_refused(number):
-    header, layers = parts(make_snapshot())
+    header, layers, heads = parts(make_snapshot())
     layers[0].positions.type = number
     with pytest.raises(InvalidRequestError) as caught:
-        read_snapshot(header, layers)
-    assert caught.value.field == "layer.positions.type"
+        read_snapshot(header, layers, heads)
+    assert caught.value.field == "evidence.positions.type"
 
 
 def test_positions_must_be_whole_numbers():
-    header, layers = parts(make_snapshot())
+    header, layers, heads = parts(make_snapshot())
     layers[0].positions.CopyFrom(layers[0].signals["mass"])
     with pytest.raises(InvalidRequestError) as caught:
-        read_snapshot(header, layers)
-    assert caught.value.field == "layer.positions.type"
+        read_snapshot(header, layers, heads)
+    assert caught.value.field == "evidence.positions.type"
 
 
 @given(length=st.integers(1, 40), heads=st.integers(1, 4), seed=st.integers(0, 100))

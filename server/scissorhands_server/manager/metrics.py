@@ -4,6 +4,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from scissorhands.ledger import Ledger, SessionState
 from scissorhands.v1 import budget_pb2, cache_manager_pb2
+from scissorhands_server.manager.plan_queue import SHED_REASONS
 from scissorhands_server.manager.space_metrics import SpaceMetrics
 from scissorhands_server.status import STATUS_TABLE
 from scissorhands_server.store.decorator import METHODS as STORE_METHODS
@@ -65,6 +66,19 @@ class ManagerMetrics:
             buckets=_PLAN_SECONDS,
             registry=registry,
         )
+        self.plans_shed = counter("plans_shed_total", "Snapshots turned away, by why.", "reason")
+        self.plan_latency = Histogram(
+            "scissorhands_manager_plan_latency_seconds",
+            "From the first message of a call for plans to its answer.",
+            buckets=_PLAN_SECONDS,
+            registry=registry,
+        )
+        self.plan_batch = Histogram(
+            "scissorhands_manager_plan_batch_snapshots",
+            "Snapshots of one call.",
+            buckets=(1, 2, 4, 8, 16),
+            registry=registry,
+        )
         self.snapshot_bytes = counter("snapshot_bytes_total", "Bytes of evidence received.")
         self.segments_stored = counter("segments_stored_total", "Segments stored.")
         self.segments_refused = counter("segments_refused_total", "Segments not stored, by reason.", "reason")
@@ -108,6 +122,7 @@ class ManagerMetrics:
             (self.grants, GRANT_RESULTS),
             (self.budgets, tuple(BUDGET_SOURCES.values())),
             (self.plans, PLAN_RESULTS),
+            (self.plans_shed, SHED_REASONS),
             (self.segments_refused, REFUSAL_REASONS),
             (self.suspensions, SUSPENSION_RESULTS),
             (self.resumptions, (*SUSPENSION_RESULTS, "new")),

@@ -100,10 +100,10 @@ class CacheManagerServicer(cache_manager_pb2_grpc.CacheManagerServiceServicer):
         await self._suspension.renew(request.sessions)
         return cache_manager_pb2.RenewSessionsResponse(session_ids=renewed)
 
-    async def PlanEviction(  # noqa: N802 - Named by the protocol.
-        self, request_iterator: AsyncIterator[cache_manager_pb2.PlanEvictionRequest], context: Any
-    ) -> cache_manager_pb2.PlanEvictionResponse:
-        """Plan an eviction."""
+    async def PlanEvictions(  # noqa: N802 - Named by the protocol.
+        self, request_iterator: AsyncIterator[cache_manager_pb2.PlanEvictionsRequest], context: Any
+    ) -> cache_manager_pb2.PlanEvictionsResponse:
+        """Plan evictions."""
         del context
         return await self._planning.plan(request_iterator)
 

@@ -120,8 +120,14 @@ class ManagerSettings(ServerSettings):
     max_snapshot_slots: int = Field(
         default=16 * _MIB, ge=1, description="Most slots of a snapshot, over all layers and KV heads."
     )
-    plan_threads: int = Field(default=2, ge=1, le=256, description="Plans that are computed at once.")
-    max_plans: int = Field(default=64, ge=1, description="Plans in progress at once; more are turned away.")
+    plan_threads: int = Field(default=1, ge=1, le=256, description="Plans that are computed at once.")
+    max_plan_wait: float = Field(
+        default=0.2,
+        gt=0,
+        le=60,
+        description="The longest that a plan may have to wait, in seconds; more are turned away.",
+    )
+    max_plans: int = Field(default=256, ge=1, description="Plans in progress at once; more are turned away.")
     plan_memory_bytes: int = Field(
         default=1024 * _MIB, ge=_MIB, description="Most memory of plans in progress; more are turned away."
     )

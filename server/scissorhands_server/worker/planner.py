@@ -5,14 +5,11 @@ import concurrent.futures
 import time
 from collections.abc import Callable
 
-import grpc
-
-from scissorhands.errors import InvalidRequestError
 from scissorhands.row import Row
 from scissorhands.snapshot import Plan, Snapshot
 from scissorhands.v1 import cache_manager_pb2
-from scissorhands.wire import read_plan, snapshot_messages
 from scissorhands_server.worker.link import ManagerLink
+from scissorhands_server.worker.plan_calls import PlanCalls
 
 # How long prefill asks for no plan after it has waited for one in vain, in seconds.
 REST_SECONDS = 0.5
@@ -60,6 +57,7 @@ class RemotePlanner:
     def __init__(self, link: ManagerLink, loop: asyncio.AbstractEventLoop) -> None:
         self._link = link
         self._loop = loop
+        self._calls = PlanCalls(link)
         # Plans asked for before their chunks are read, by row.
         self._ahead: dict[str, RemotePlan] = {}
         self._rest_until = 0.0
@@ -99,7 +97,7 @@ class RemotePlanner:
 
     def _session(self, row: Row) -> cache_manager_pb2.SessionSpec | None:
         """Return a row's session; None while nobody can be asked."""
-        if not self._link.up or time.monotonic() < self._rest_until:
+        if not self._link.up or self._calls.resting or time.monotonic() < self._rest_until:
             return None
         return self._link.session(row.name)
 
@@ -111,16 +109,7 @@ class RemotePlanner:
 
     async def _ask(self, session: cache_manager_pb2.SessionSpec, snapshot: Snapshot) -> Plan | None:
         began = time.monotonic()
-        try:
-            # A message a layer: the event loop breathes between them.
-            messages = snapshot_messages(snapshot, session)
-            response = await self._link.stub.PlanEviction(messages, timeout=self._link.deadline)
-            plan = read_plan(response, snapshot)
-        except grpc.aio.AioRpcError as error:
-            self._link.failed(error)
-            return None
-        except InvalidRequestError:
-            self._link.metrics.manager_errors.labels("other").inc()
-            return None
-        self._link.metrics.plan_latency.observe(time.monotonic() - began)
+        plan = await self._calls.ask(session, snapshot)
+        if plan is not None:
+            self._link.metrics.plan_latency.observe(time.monotonic() - began)
         return plan
