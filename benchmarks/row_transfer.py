@@ -13,12 +13,13 @@ from prometheus_client import Counter
 from rich.progress import track
 
 from scissorhands.suspended import Manifest, asked_identity, cut, describe
-from scissorhands.v1 import budget_pb2, cache_manager_pb2_grpc, model_pb2, suspension_pb2
+from scissorhands.v1 import budget_pb2, model_pb2, suspension_pb2
 from scissorhands_server.chunks import chunks
+from scissorhands_server.row_messages import RowCalls, RowChunk
 from scissorhands_server.worker.arrival import Arrival
 from scissorhands_server.worker.memory import Memory
 from scissorhands_server.worker.offload import DEFAULT_TENANT
-from scissorhands_server.worker.transfer import next_message
+from scissorhands_server.worker.transfer import next_header
 
 _TIMEOUT = 120.0
 _SESSION = "row-transfer"
@@ -34,23 +35,23 @@ async def throughput(address: str, redis: Any, model: model_pb2.ModelInfo, size:
     names = [f"bare:{index}" for index in range(len(cut(data)))]
 
     async with grpc.aio.insecure_channel(address) as channel:
-        stub = cache_manager_pb2_grpc.CacheManagerServiceStub(channel)
+        calls = RowCalls(channel)
         asked = suspension_pb2.ResumeSessionRequest(
             session_id=_SESSION, model=model, policy=budget_pb2.Policy(name="full")
         )
-        fence = await _claim(stub, asked)
+        fence = await _claim(calls, asked)
 
         async def suspend() -> None:
             pieces = cut(data)
             parts = await asyncio.to_thread(describe, pieces)
             identity = replace(asked_identity(asked, DEFAULT_TENANT), codec_version="1", tokens="0")
             manifest = Manifest(identity, 1, 0, 1, (1,), b"", parts)
-            await stub.SuspendSession(_messages(fence, manifest.pack(), pieces), timeout=_TIMEOUT)
+            await calls.suspend(_messages(fence, manifest.pack(), pieces), timeout=_TIMEOUT)
 
         async def resume() -> None:
             nonlocal fence
-            call = stub.ResumeSession(asked, timeout=_TIMEOUT)
-            header = (await next_message(call)).header
+            call = calls.resume(asked, timeout=_TIMEOUT)
+            header = await next_header(call)
             fence = header.fence
             memory = Memory(size, lambda _: None)
             memory.take(size)
@@ -80,19 +81,19 @@ async def throughput(address: str, redis: Any, model: model_pb2.ModelInfo, size:
     return {f"{name}_bytes_per_second": size / median(taken) for name, taken in seconds.items()}
 
 
-async def _claim(stub: Any, asked: suspension_pb2.ResumeSessionRequest) -> int:
+async def _claim(calls: RowCalls, asked: suspension_pb2.ResumeSessionRequest) -> int:
     """Take the lease of a session that has no row; return its token."""
-    call = stub.ResumeSession(asked, timeout=_TIMEOUT)
-    header = (await next_message(call)).header
+    call = calls.resume(asked, timeout=_TIMEOUT)
+    header = await next_header(call)
     call.cancel()
     return int(header.fence)
 
 
 def _messages(
     fence: int, manifest: bytes, pieces: Sequence[memoryview]
-) -> Iterator[suspension_pb2.SuspendSessionRequest]:
+) -> Iterator[suspension_pb2.SuspendSessionRequest | RowChunk]:
     header = suspension_pb2.SuspendHeader(session_id=_SESSION, fence=fence, manifest=manifest)
     yield suspension_pb2.SuspendSessionRequest(header=header)
     for piece in pieces:
         for chunk in chunks(piece):
-            yield suspension_pb2.SuspendSessionRequest(chunk=bytes(chunk))
+            yield RowChunk(chunk)

@@ -21,6 +21,7 @@ from scissorhands.suspended import PART_BYTES, Part
 from scissorhands.v1 import prefix_pb2, suspension_pb2
 from scissorhands_server.chunks import MAX_CHUNK_BYTES
 from scissorhands_server.manager.stream import MessageStream
+from scissorhands_server.row_messages import RowChunk
 
 # The most that a stream holds: the part in hand, and the one that is fetched or written meanwhile.
 STREAM_BYTES = 2 * PART_BYTES
@@ -58,30 +59,31 @@ async def in_order(fetches: Sequence[Callable[[], Awaitable[bytes]]]) -> AsyncGe
             await asyncio.gather(following, return_exceptions=True)
 
 
-async def receive(requests: MessageStream[Message], part: Part) -> bytes:
+async def receive(requests: MessageStream[Message | RowChunk], part: Part) -> bytes:
     """Receive and check one part.
 
     Raises:
         InvalidRequestError: The stream is malformed.
         CorruptRowError: It is not the part that it should be.
     """
-    pieces: list[bytes] = []
+    pieces: list[bytes | memoryview] = []
     missing = part.size
     while missing:
         message = await requests.next()
         if message is None or message.WhichOneof("part") != "chunk":
             raise InvalidRequestError("chunk", f"a part ends after {part.size - missing} of {part.size} bytes")
-        if not 0 < len(message.chunk) <= min(MAX_CHUNK_BYTES, missing):
+        chunk = message.chunk
+        if not 0 < len(chunk) <= min(MAX_CHUNK_BYTES, missing):
             raise InvalidRequestError("chunk", f"must be 1 to {MAX_CHUNK_BYTES} bytes, all of one part")
-        pieces.append(message.chunk)
-        missing -= len(message.chunk)
+        pieces.append(chunk)
+        missing -= len(chunk)
     whole = b"".join(pieces)
     part.check(whole)
     return whole
 
 
 async def receive_all(
-    requests: MessageStream[Message], parts: Sequence[Part], write: Callable[[int, bytes], Awaitable[None]]
+    requests: MessageStream[Message | RowChunk], parts: Sequence[Part], write: Callable[[int, bytes], Awaitable[None]]
 ) -> None:
     """Receive all parts and nothing more; one is written while the next comes in.
 

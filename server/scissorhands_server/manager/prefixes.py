@@ -18,6 +18,7 @@ from scissorhands_server.manager.settings import ManagerSettings
 from scissorhands_server.manager.space import Space
 from scissorhands_server.manager.stored_prefixes import StoredPrefix, StoredPrefixes, size_of
 from scissorhands_server.manager.stream import MessageStream
+from scissorhands_server.row_messages import RowChunk
 
 LOGGER = logging.getLogger(__name__)
 
@@ -28,6 +29,7 @@ _MAX_ASKED = 1 << 16
 
 Request = prefix_pb2.StorePrefixRequest
 Response = prefix_pb2.LoadPrefixResponse
+Received = Request | RowChunk
 
 
 class Prefixes:
@@ -56,7 +58,7 @@ class Prefixes:
         self._streams = streams
         self._asked: OrderedDict[bytes, None] = OrderedDict()
 
-    async def load(self, asked: prefix_pb2.LoadPrefixRequest) -> AsyncIterator[Response]:
+    async def load(self, asked: prefix_pb2.LoadPrefixRequest) -> AsyncIterator[Response | RowChunk]:
         """Yield the longest stored prefix of a prompt; the header alone if there is none.
 
         Raises:
@@ -79,12 +81,12 @@ class Prefixes:
                 await asyncio.gather(*(self._stored.touch(found) for found in chain), self._use(chain, pinned=True))
                 async with aclosing(self._send(chain)) as sent:
                     async for chunk in sent:
-                        yield Response(chunk=chunk)
+                        yield RowChunk(chunk)
             finally:
                 ticket.release()
                 await self._use(chain, pinned=False)
 
-    async def store(self, messages: AsyncIterator[Request]) -> prefix_pb2.StorePrefixResponse:
+    async def store(self, messages: AsyncIterator[Received]) -> prefix_pb2.StorePrefixResponse:
         """Store a boundary, whole or not at all; one that is stored stays as it is.
 
         Raises:
@@ -101,11 +103,11 @@ class Prefixes:
         self._metrics.prefix_stored_bytes.inc(stored)
         return prefix_pb2.StorePrefixResponse(stored_bytes=stored)
 
-    async def _store(self, requests: MessageStream[Request]) -> int:
+    async def _store(self, requests: MessageStream[Received]) -> int:
         """Store a boundary; return its bytes, 0 if it was stored already."""
         with counted(self._metrics.prefix_stores):
             message = await requests.next()
-            if message is None or message.WhichOneof("part") != "header":
+            if not isinstance(message, Request) or message.WhichOneof("part") != "header":
                 raise InvalidRequestError("part", "the stream must begin with a header")
             manifest = self._manifest(message.header.manifest)
             found = await self._find(manifest.key)
@@ -159,13 +161,13 @@ class Prefixes:
             await self._broken(key, error)
             return None
 
-    async def _send(self, chain: Sequence[StoredPrefix]) -> AsyncGenerator[bytes]:
+    async def _send(self, chain: Sequence[StoredPrefix]) -> AsyncGenerator[memoryview]:
         """Yield the parts of boundaries in chunks."""
         order = in_transfer([found.manifest for found in chain])
         fetches = [partial(self._fetch, chain[place.boundary], place) for place in order]
         async with aclosing(in_order(fetches)) as parts:
             async for data in parts:
-                for chunk in chunks(data):
+                for chunk in chunks(memoryview(data)):
                     yield chunk
                 self._metrics.prefix_loaded_bytes.inc(len(data))
 
@@ -201,7 +203,7 @@ class Prefixes:
             )
         return manifest
 
-    async def _take(self, requests: MessageStream[Request], manifest: PrefixManifest, written: bytes) -> bool:
+    async def _take(self, requests: MessageStream[Received], manifest: PrefixManifest, written: bytes) -> bool:
         """Receive and write all parts, then the record; False if it was stored meanwhile."""
         key, writer, count = manifest.key, self._stored.new_writer(), len(manifest.parts)
         ticket = self._streams.admit(STREAM_BYTES)

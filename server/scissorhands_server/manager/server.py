@@ -29,6 +29,7 @@ from scissorhands_server.manager.stored_prefixes import StoredPrefixes
 from scissorhands_server.manager.suspended_rows import SuspendedRows
 from scissorhands_server.manager.suspension import Suspension
 from scissorhands_server.manager.upkeep import Upkeep
+from scissorhands_server.row_messages import RowMessages
 from scissorhands_server.status import StatusInterceptor
 from scissorhands_server.store.address import Kind, StoreAddress
 from scissorhands_server.store.base import PageStore
@@ -105,7 +106,7 @@ async def _manager(settings: ManagerSettings, store_url: str, registry: Collecto
     recalls = Recalls(stored, settings, metrics)
     janitor = Janitor(store, space, metrics)
     upkeep = Upkeep(store, ledger, segments, janitor, settings.janitor_interval, metrics)
-    host = GrpcHost([SERVICE.full_name], [StatusInterceptor((SERVICE.full_name,), metrics.call_ended)])
+    host = GrpcHost([SERVICE.full_name], [StatusInterceptor((SERVICE.full_name,), metrics.call_ended), RowMessages()])
     wall_offset = time.time() - clock()
     care, listing = Care(store, space, rows, janitor), Listing(sessions, space, TENANT, wall_offset)
     servicer = CacheManagerServicer(

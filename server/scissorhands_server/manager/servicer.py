@@ -25,6 +25,7 @@ from scissorhands_server.manager.recalls import Recalls
 from scissorhands_server.manager.segments import Segments
 from scissorhands_server.manager.sessions import Sessions
 from scissorhands_server.manager.suspension import Suspension
+from scissorhands_server.row_messages import RowChunk
 
 LOGGER = logging.getLogger(__name__)
 
@@ -131,7 +132,7 @@ class CacheManagerServicer(cache_manager_pb2_grpc.CacheManagerServiceServicer):
             yield response
 
     async def SuspendSession(  # noqa: N802 - Named by the protocol.
-        self, request_iterator: AsyncIterator[suspension_pb2.SuspendSessionRequest], context: Any
+        self, request_iterator: AsyncIterator[suspension_pb2.SuspendSessionRequest | RowChunk], context: Any
     ) -> suspension_pb2.SuspendSessionResponse:
         """Store the row of a session that pauses."""
         del context
@@ -139,7 +140,7 @@ class CacheManagerServicer(cache_manager_pb2_grpc.CacheManagerServiceServicer):
 
     async def ResumeSession(  # noqa: N802 - Named by the protocol.
         self, request: suspension_pb2.ResumeSessionRequest, context: Any
-    ) -> AsyncIterator[suspension_pb2.ResumeSessionResponse]:
+    ) -> AsyncIterator[Any]:
         """Give out the row of a session that goes on."""
         del context
         async for response in self._suspension.resume(request):
@@ -147,14 +148,14 @@ class CacheManagerServicer(cache_manager_pb2_grpc.CacheManagerServiceServicer):
 
     async def LoadPrefix(  # noqa: N802 - Named by the protocol.
         self, request: prefix_pb2.LoadPrefixRequest, context: Any
-    ) -> AsyncIterator[prefix_pb2.LoadPrefixResponse]:
+    ) -> AsyncIterator[Any]:
         """Give out the longest stored prefix of a prompt."""
         del context
         async for response in self._prefixes.load(request):
             yield response
 
     async def StorePrefix(  # noqa: N802 - Named by the protocol.
-        self, request_iterator: AsyncIterator[prefix_pb2.StorePrefixRequest], context: Any
+        self, request_iterator: AsyncIterator[prefix_pb2.StorePrefixRequest | RowChunk], context: Any
     ) -> prefix_pb2.StorePrefixResponse:
         """Store what a row is at a boundary of its prompt."""
         del context

@@ -25,6 +25,7 @@ from scissorhands_server.manager.settings import ManagerSettings
 from scissorhands_server.manager.space import Space
 from scissorhands_server.manager.stream import MessageStream
 from scissorhands_server.manager.suspended_rows import Record, SuspendedRows
+from scissorhands_server.row_messages import RowChunk
 from scissorhands_server.store.registry import ObjectName
 
 LOGGER = logging.getLogger(__name__)
@@ -55,7 +56,7 @@ class Suspension:
         self._metrics = metrics
         self._streams = streams
 
-    async def resume(self, asked: suspension_pb2.ResumeSessionRequest) -> AsyncIterator[Response]:
+    async def resume(self, asked: suspension_pb2.ResumeSessionRequest) -> AsyncIterator[Response | RowChunk]:
         """Take a session's lease, and yield the row that was suspended.
 
         Raises:
@@ -76,14 +77,14 @@ class Suspension:
             try:
                 async with aclosing(self._chunks(asked, record)) as sent:
                     async for chunk in sent:
-                        yield Response(chunk=chunk)
+                        yield RowChunk(chunk)
             except CorruptRowError:
                 # The rest of it is of no use to anybody.
                 with suppress(StoreUnavailableError):
                     await self._space.discard(self._rows.object_name(asked.session_id), "broken", held=True)
                 raise
 
-    async def suspend(self, messages: AsyncIterator[Request]) -> suspension_pb2.SuspendSessionResponse:
+    async def suspend(self, messages: AsyncIterator[Request | RowChunk]) -> suspension_pb2.SuspendSessionResponse:
         """Store a row, whole or not at all.
 
         Raises:
@@ -101,7 +102,7 @@ class Suspension:
         self._metrics.suspended_bytes.inc(stored)
         return suspension_pb2.SuspendSessionResponse(stored_bytes=stored)
 
-    async def _suspended(self, requests: MessageStream[Request]) -> int:
+    async def _suspended(self, requests: MessageStream[Request | RowChunk]) -> int:
         """Store a row; return its bytes."""
         with counted(self._metrics.suspensions):
             header = await self._header(requests)
@@ -173,7 +174,7 @@ class Suspension:
         """Return what a session may have in the store, that to be evicted last first."""
         return [self._rows.object_name(session_id), ObjectName(self._rows.tenant, ARCHIVE, session_id)]
 
-    async def _chunks(self, asked: suspension_pb2.ResumeSessionRequest, record: Record) -> AsyncGenerator[bytes]:
+    async def _chunks(self, asked: suspension_pb2.ResumeSessionRequest, record: Record) -> AsyncGenerator[memoryview]:
         """Yield a suspended row's bytes, every part checked."""
         manifest = Manifest.parse(record.manifest)
         manifest.identity.known_to_manager().check(asked_identity(asked, self._rows.tenant))
@@ -183,15 +184,15 @@ class Suspension:
             async with aclosing(self._rows.parts(asked.session_id, record, manifest)) as parts:
                 async for data in parts:
                     next(expected).check(data)
-                    for chunk in chunks(data):
+                    for chunk in chunks(memoryview(data)):
                         yield chunk
                     self._metrics.resumed_bytes.inc(len(data))
         finally:
             ticket.release()
 
-    async def _header(self, requests: MessageStream[Request]) -> suspension_pb2.SuspendHeader:
+    async def _header(self, requests: MessageStream[Request | RowChunk]) -> suspension_pb2.SuspendHeader:
         message = await requests.next()
-        if message is None or message.WhichOneof("part") != "header":
+        if not isinstance(message, Request) or message.WhichOneof("part") != "header":
             raise InvalidRequestError("part", "the stream must begin with a header")
         check_session_id(message.header.session_id, "header.session_id")
         if not message.header.fence:
@@ -211,7 +212,7 @@ class Suspension:
         return manifest
 
     async def _take(
-        self, requests: MessageStream[Request], header: suspension_pb2.SuspendHeader, manifest: Manifest
+        self, requests: MessageStream[Request | RowChunk], header: suspension_pb2.SuspendHeader, manifest: Manifest
     ) -> None:
         """Receive all parts and write them."""
         ticket = self._streams.admit(STREAM_BYTES)

@@ -10,6 +10,7 @@ import grpc
 from prometheus_client import Counter
 
 from scissorhands.suspended import Part
+from scissorhands_server.row_messages import RowChunk
 from scissorhands_server.worker.memory import Memory
 from scissorhands_server.worker.transfer import Response, receive
 
@@ -45,7 +46,7 @@ class Arrival:
 
     async def receive(
         self,
-        call: "grpc.aio.UnaryStreamCall[Any, Response]",
+        call: "grpc.aio.UnaryStreamCall[Any, Response | RowChunk]",
         parts: Iterable[tuple[int, Part]],
         received: Counter,
     ) -> None:

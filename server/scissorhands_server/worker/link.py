@@ -15,6 +15,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from scissorhands.errors import CapacityError, InvalidRequestError
 from scissorhands.v1 import budget_pb2, cache_manager_pb2, cache_manager_pb2_grpc, model_pb2
+from scissorhands_server.row_messages import RowCalls
 from scissorhands_server.worker.metrics import WorkerMetrics
 
 LOGGER = logging.getLogger(__name__)
@@ -63,6 +64,7 @@ class ManagerLink:
         self._lease = DEFAULT_LEASE_SECONDS
         self._channel = grpc.aio.insecure_channel(address, options=_OPTIONS)
         self.stub = cache_manager_pb2_grpc.CacheManagerServiceStub(self._channel)
+        self.rows = RowCalls(self._channel)
         self._health = health_pb2_grpc.HealthStub(self._channel)
         self._tasks: list[asyncio.Task[None]] = []
         self._undoing: set[asyncio.Task[None]] = set()

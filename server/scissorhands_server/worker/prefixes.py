@@ -23,6 +23,7 @@ from scissorhands.suspended import cut, describe
 from scissorhands.v1 import prefix_pb2
 from scissorhands.wire import model_shape
 from scissorhands_server.chunks import chunks
+from scissorhands_server.row_messages import RowChunk
 from scissorhands_server.worker.arrival import Arrival
 from scissorhands_server.worker.link import ManagerLink
 from scissorhands_server.worker.loading import LoadedModel
@@ -32,12 +33,12 @@ from scissorhands_server.worker.prefix import LoadedPrefix, PassedBoundary, Pref
 from scissorhands_server.worker.prefix_rates import Rates
 from scissorhands_server.worker.resident import resident_version
 from scissorhands_server.worker.settings import WorkerSettings
-from scissorhands_server.worker.transfer import Miss, failure_reason, misses, next_message
+from scissorhands_server.worker.transfer import Miss, failure_reason, misses, next_header
 
 LOGGER = logging.getLogger(__name__)
 
 Request = prefix_pb2.StorePrefixRequest
-Responses = grpc.aio.UnaryStreamCall[Any, prefix_pb2.LoadPrefixResponse]
+Responses = grpc.aio.UnaryStreamCall[Any, prefix_pb2.LoadPrefixResponse | RowChunk]
 
 
 class Prefixes:
@@ -137,11 +138,9 @@ class Prefixes:
             CorruptRowError: A manifest cannot be read.
         """
         asked = [prefix_pb2.PrefixBoundary(key=place.key, whole=place.whole) for place in places]
-        call: Responses = self._link.stub.LoadPrefix(
-            prefix_pb2.LoadPrefixRequest(boundaries=asked), timeout=self._deadline
-        )
+        call: Responses = self._link.rows.load(prefix_pb2.LoadPrefixRequest(boundaries=asked), timeout=self._deadline)
         try:
-            header = (await next_message(call)).header
+            header = await next_header(call)
             manifests = [PrefixManifest.parse(manifest) for manifest in header.manifests]
             prefix.want(_missing(places, manifests, header.asked_before))
             if not manifests:
@@ -212,7 +211,7 @@ class Prefixes:
                 at.key, at.identity, at.start, at.step, passed.epoch, passed.lengths, grown, evidence
             )
             messages = _messages(manifest.pack(), [*pieces[0], *pieces[1]])
-            response = await self._link.stub.StorePrefix(messages, timeout=self._deadline)
+            response = await self._link.rows.store(messages, timeout=self._deadline)
             self._metrics.store_bytes.inc(response.stored_bytes)
             result = "stored" if response.stored_bytes else "known"
         except grpc.aio.AioRpcError as error:
@@ -251,8 +250,8 @@ def _check(places: Sequence[Boundary], stored: Sequence[PrefixManifest]) -> None
         manifest.check(asked[manifest.key])
 
 
-def _messages(manifest: bytes, pieces: Sequence[memoryview]) -> Iterator[Request]:
+def _messages(manifest: bytes, pieces: Sequence[memoryview]) -> Iterator[Request | RowChunk]:
     yield Request(header=prefix_pb2.StorePrefixHeader(manifest=manifest))
     for piece in pieces:
         for chunk in chunks(piece):
-            yield Request(chunk=bytes(chunk))
+            yield RowChunk(chunk)

@@ -20,6 +20,7 @@ from scissorhands.suspended import Manifest, SuspendedIdentity, asked_identity, 
 from scissorhands.v1 import budget_pb2, suspension_pb2
 from scissorhands.wire import read_grant
 from scissorhands_server.chunks import chunks
+from scissorhands_server.row_messages import RowChunk
 from scissorhands_server.worker.arrival import Arrival
 from scissorhands_server.worker.kept_row import KeptRow
 from scissorhands_server.worker.link import ManagerLink
@@ -29,7 +30,7 @@ from scissorhands_server.worker.offload import DEFAULT_TENANT
 from scissorhands_server.worker.resident import resident_version
 from scissorhands_server.worker.settings import WorkerSettings
 from scissorhands_server.worker.task import Task
-from scissorhands_server.worker.transfer import Miss, failure_reason, misses, next_message, retry_delay
+from scissorhands_server.worker.transfer import Miss, failure_reason, misses, next_header, next_message, retry_delay
 from scissorhands_server.worker.turn import ResumedRow, Turn
 from scissorhands_server.worker.uploader import Uploader
 
@@ -40,7 +41,7 @@ POLL_SECONDS = 0.05
 
 Asked = suspension_pb2.ResumeSessionRequest
 Request = suspension_pb2.SuspendSessionRequest
-Responses = grpc.aio.UnaryStreamCall[Asked, suspension_pb2.ResumeSessionResponse]
+Responses = grpc.aio.UnaryStreamCall[Asked, suspension_pb2.ResumeSessionResponse | RowChunk]
 
 
 class Suspension:
@@ -145,11 +146,11 @@ class Suspension:
 
     async def _resume(self, asked: Asked, prompt: Sequence[int], began: float) -> Turn | None:
         """Take the lease, and let the row come if there is one to go on from."""
-        call = self._link.stub.ResumeSession(asked, timeout=self._deadline)
+        call = self._link.rows.resume(asked, timeout=self._deadline)
         turn: Turn | None = None
         with misses(self._link, self._missed, f"session {asked.session_id}"):
             try:
-                header = (await next_message(call)).header
+                header = await next_header(call)
                 turn = Turn(asked, header.fence, self._memory, self._metrics)
                 turn.resumed = await self._found(turn, call, header.manifest, prompt)
                 filling = turn.resumed.arrival.fill(self._receive(turn.resumed, call, asked.session_id, began))
@@ -220,7 +221,7 @@ class Suspension:
             held = turn.grant.SerializeToString()
             manifest = Manifest(identity, kept.step, kept.epoch, kept.prompt, kept.lengths, held, parts)
             messages = _messages(turn, manifest.pack(), pieces)
-            response = await self._link.stub.SuspendSession(messages, timeout=self._deadline)
+            response = await self._link.rows.suspend(messages, timeout=self._deadline)
             turn.stored_bytes = response.stored_bytes
             self._metrics.suspend_bytes.inc(response.stored_bytes)
             result = "suspended"
@@ -241,9 +242,9 @@ class Suspension:
         self._metrics.resumes.labels(reason).inc()
 
 
-def _messages(turn: Turn, manifest: bytes, pieces: Sequence[memoryview]) -> Iterator[Request]:
+def _messages(turn: Turn, manifest: bytes, pieces: Sequence[memoryview]) -> Iterator[Request | RowChunk]:
     header = suspension_pb2.SuspendHeader(session_id=turn.session_id, fence=turn.fence, manifest=manifest)
     yield Request(header=header)
     for piece in pieces:
         for chunk in chunks(piece):
-            yield Request(chunk=bytes(chunk))
+            yield RowChunk(chunk)

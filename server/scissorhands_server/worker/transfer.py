@@ -13,6 +13,7 @@ from grpc_status import rpc_status
 from scissorhands.errors import CorruptRowError, InvalidRequestError, MismatchError
 from scissorhands.suspended import Part
 from scissorhands.v1 import prefix_pb2, suspension_pb2
+from scissorhands_server.row_messages import RowChunk
 from scissorhands_server.worker.link import ManagerLink
 
 LOGGER = logging.getLogger(__name__)
@@ -40,19 +41,31 @@ class Miss(Exception):  # noqa: N818 - no error: the prompt is read instead.
         self.reason = reason
 
 
-async def next_message(call: "grpc.aio.UnaryStreamCall[Any, Response]") -> Response:
+async def next_message(call: "grpc.aio.UnaryStreamCall[Any, Response | RowChunk]") -> Response | RowChunk:
     """Return the next message of a stream.
 
     Raises:
         CorruptRowError: There is none.
     """
     message = await call.read()
-    if isinstance(message, Message):
-        return cast("Response", message)
+    if isinstance(message, Message | RowChunk):
+        return cast("Response | RowChunk", message)
     raise CorruptRowError("the stream of a row ends early")
 
 
-async def receive(call: "grpc.aio.UnaryStreamCall[Any, Response]", part: Part, data: memoryview) -> None:
+async def next_header(call: "grpc.aio.UnaryStreamCall[Any, Response | RowChunk]") -> Any:
+    """Return the header that a stream begins with.
+
+    Raises:
+        CorruptRowError: It begins with something else.
+    """
+    message = await next_message(call)
+    if isinstance(message, RowChunk):
+        raise CorruptRowError("the stream of a row begins without a header")
+    return message.header
+
+
+async def receive(call: "grpc.aio.UnaryStreamCall[Any, Response | RowChunk]", part: Part, data: memoryview) -> None:
     """Receive a part, and check it.
 
     Args:
