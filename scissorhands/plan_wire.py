@@ -8,7 +8,7 @@ import numpy.typing as npt
 
 from scissorhands.errors import InvalidRequestError
 from scissorhands.snapshot import LayerEvidence, Plan, Snapshot, pack
-from scissorhands.v1 import cache_manager_pb2
+from scissorhands.v1 import cache_manager_pb2, plan_pb2
 
 # Snapshots that one call may carry.
 MOST_SNAPSHOTS = 16
@@ -16,10 +16,10 @@ MOST_SNAPSHOTS = 16
 _PART_BYTES = 1 << 20
 
 _TYPES: dict[int, np.dtype[np.generic]] = {
-    cache_manager_pb2.NUMBER_TYPE_UINT8: np.dtype("<u1"),
-    cache_manager_pb2.NUMBER_TYPE_UINT16: np.dtype("<u2"),
-    cache_manager_pb2.NUMBER_TYPE_UINT32: np.dtype("<u4"),
-    cache_manager_pb2.NUMBER_TYPE_FLOAT32: np.dtype("<f4"),
+    plan_pb2.NUMBER_TYPE_UINT8: np.dtype("<u1"),
+    plan_pb2.NUMBER_TYPE_UINT16: np.dtype("<u2"),
+    plan_pb2.NUMBER_TYPE_UINT32: np.dtype("<u4"),
+    plan_pb2.NUMBER_TYPE_FLOAT32: np.dtype("<f4"),
 }
 _NAMES = {dtype: number for number, dtype in _TYPES.items()}
 _LARGEST_NUMBER_BYTES = 4
@@ -77,7 +77,7 @@ def plan_requests(
 
 
 def read_snapshot(
-    header: cache_manager_pb2.SnapshotHeader, parts: Iterable[cache_manager_pb2.Evidence], kv_heads: int
+    header: cache_manager_pb2.SnapshotHeader, parts: Iterable[plan_pb2.Evidence], kv_heads: int
 ) -> Snapshot:
     """Read a snapshot whose parts have all arrived.
 
@@ -110,15 +110,13 @@ def read_snapshot(
     return Snapshot(header.epoch, header.step, header.ahead, header.incoming, tuple(layers), header.prompt)
 
 
-def plan_message(plan: Plan) -> cache_manager_pb2.Plan:
+def plan_message(plan: Plan) -> plan_pb2.Plan:
     """Write a plan."""
-    layers = [
-        cache_manager_pb2.LayerPlan(keep=np.packbits(keep, axis=1, bitorder="little").tobytes()) for keep in plan.keep
-    ]
-    return cache_manager_pb2.Plan(epoch=plan.epoch, step=plan.step, layers=layers)
+    layers = [plan_pb2.LayerPlan(keep=np.packbits(keep, axis=1, bitorder="little").tobytes()) for keep in plan.keep]
+    return plan_pb2.Plan(epoch=plan.epoch, step=plan.step, layers=layers)
 
 
-def read_plan(message: cache_manager_pb2.Plan, snapshot: Snapshot) -> Plan:
+def read_plan(message: plan_pb2.Plan, snapshot: Snapshot) -> Plan:
     """Read the plan that answers ``snapshot``.
 
     Raises:
@@ -140,9 +138,9 @@ def read_plan(message: cache_manager_pb2.Plan, snapshot: Snapshot) -> Plan:
     return Plan(message.epoch, message.step, tuple(keep))
 
 
-def _evidence(layers: Sequence[LayerEvidence], first: int) -> cache_manager_pb2.Evidence:
+def _evidence(layers: Sequence[LayerEvidence], first: int) -> plan_pb2.Evidence:
     names = dict.fromkeys(name for layer in layers for name in layer.signals)
-    return cache_manager_pb2.Evidence(
+    return plan_pb2.Evidence(
         first_layer=first,
         layers=len(layers),
         positions=_packed([layer.positions for layer in layers]),
@@ -151,13 +149,13 @@ def _evidence(layers: Sequence[LayerEvidence], first: int) -> cache_manager_pb2.
     )
 
 
-def _packed(arrays: Sequence[Array]) -> cache_manager_pb2.PackedArray:
+def _packed(arrays: Sequence[Array]) -> plan_pb2.PackedArray:
     packed = pack(np.concatenate([array.ravel() for array in arrays]))
     packed = packed.astype(packed.dtype.newbyteorder("<"), copy=False)
-    return cache_manager_pb2.PackedArray(type=_NAMES[packed.dtype], data=packed.tobytes())  # type: ignore[arg-type]
+    return plan_pb2.PackedArray(type=_NAMES[packed.dtype], data=packed.tobytes())  # type: ignore[arg-type]
 
 
-def _unpacked(field: str, array: cache_manager_pb2.PackedArray, shapes: Sequence[tuple[int, int]]) -> list[Array]:
+def _unpacked(field: str, array: plan_pb2.PackedArray, shapes: Sequence[tuple[int, int]]) -> list[Array]:
     dtype = _TYPES.get(array.type)
     if dtype is None:
         raise InvalidRequestError(f"{field}.type", "must be set")

@@ -22,10 +22,10 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
-from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 from scissorhands.v1 import budget_pb2 as scissorhands_dot_v1_dot_budget__pb2
 from scissorhands.v1 import model_pb2 as scissorhands_dot_v1_dot_model__pb2
+from scissorhands.v1 import plan_pb2 as scissorhands_dot_v1_dot_plan__pb2
 from scissorhands.v1 import prefix_pb2 as scissorhands_dot_v1_dot_prefix__pb2
 from scissorhands.v1 import quality_pb2 as scissorhands_dot_v1_dot_quality__pb2
 from scissorhands.v1 import recall_pb2 as scissorhands_dot_v1_dot_recall__pb2
@@ -33,85 +33,67 @@ from scissorhands.v1 import store_pb2 as scissorhands_dot_v1_dot_store__pb2
 from scissorhands.v1 import suspension_pb2 as scissorhands_dot_v1_dot_suspension__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#scissorhands/v1/cache_manager.proto\x12\x0fscissorhands.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1cscissorhands/v1/budget.proto\x1a\x1bscissorhands/v1/model.proto\x1a\x1cscissorhands/v1/prefix.proto\x1a\x1dscissorhands/v1/quality.proto\x1a\x1cscissorhands/v1/recall.proto\x1a\x1bscissorhands/v1/store.proto\x1a scissorhands/v1/suspension.proto\"\xae\x02\n\x0bSessionSpec\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x11\n\tworker_id\x18\x02 \x01(\t\x12)\n\x05model\x18\x03 \x01(\x0b\x32\x1a.scissorhands.v1.ModelInfo\x12\x15\n\rprompt_tokens\x18\x04 \x01(\r\x12\x16\n\x0emax_new_tokens\x18\x05 \x01(\r\x12\'\n\x06\x62udget\x18\x06 \x01(\x0b\x32\x17.scissorhands.v1.Budget\x12\'\n\x06policy\x18\x07 \x01(\x0b\x32\x17.scissorhands.v1.Policy\x12%\n\x05grant\x18\x08 \x01(\x0b\x32\x16.scissorhands.v1.Grant\x12\x16\n\x0eresident_codec\x18\t \x01(\t\x12\r\n\x05\x66\x65nce\x18\n \x01(\x04\"n\n\x12OpenSessionRequest\x12-\n\x07session\x18\x01 \x01(\x0b\x32\x1c.scissorhands.v1.SessionSpec\x12)\n\x07profile\x18\x02 \x01(\x0b\x32\x18.scissorhands.v1.Profile\"<\n\x13OpenSessionResponse\x12%\n\x05grant\x18\x01 \x01(\x0b\x32\x16.scissorhands.v1.Grant\"}\n\x13\x43loseSessionRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x18\n\x10\x64iscard_segments\x18\x02 \x01(\x08\x12)\n\x07quality\x18\x03 \x01(\x0b\x32\x18.scissorhands.v1.Quality\x12\r\n\x05\x66\x65nce\x18\x04 \x01(\x04\"A\n\x14\x43loseSessionResponse\x12)\n\x07session\x18\x01 \x01(\x0b\x32\x18.scissorhands.v1.Session\"F\n\x14RenewSessionsRequest\x12.\n\x08sessions\x18\x01 \x03(\x0b\x32\x1c.scissorhands.v1.SessionSpec\",\n\x15RenewSessionsResponse\x12\x13\n\x0bsession_ids\x18\x01 \x03(\t\"\xa4\x01\n\x0eSnapshotHeader\x12-\n\x07session\x18\x01 \x01(\x0b\x32\x1c.scissorhands.v1.SessionSpec\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x0c\n\x04step\x18\x03 \x01(\r\x12\r\n\x05\x61head\x18\x04 \x01(\r\x12\x10\n\x08incoming\x18\x05 \x01(\r\x12\x15\n\rlayer_lengths\x18\x06 \x03(\r\x12\x0e\n\x06prompt\x18\x07 \x01(\r\"F\n\x0bPackedArray\x12)\n\x04type\x18\x01 \x01(\x0e\x32\x1b.scissorhands.v1.NumberType\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\"\xe7\x01\n\x08\x45vidence\x12\x13\n\x0b\x66irst_layer\x18\x01 \x01(\r\x12\x0e\n\x06layers\x18\x02 \x01(\r\x12/\n\tpositions\x18\x03 \x01(\x0b\x32\x1c.scissorhands.v1.PackedArray\x12\x37\n\x07signals\x18\x04 \x03(\x0b\x32&.scissorhands.v1.Evidence.SignalsEntry\x1aL\n\x0cSignalsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12+\n\x05value\x18\x02 \x01(\x0b\x32\x1c.scissorhands.v1.PackedArray:\x02\x38\x01\"x\n\x0cSnapshotPart\x12\x31\n\x06header\x18\x01 \x01(\x0b\x32\x1f.scissorhands.v1.SnapshotHeaderH\x00\x12-\n\x08\x65vidence\x18\x02 \x01(\x0b\x32\x19.scissorhands.v1.EvidenceH\x00\x42\x06\n\x04part\"D\n\x14PlanEvictionsRequest\x12,\n\x05parts\x18\x01 \x03(\x0b\x32\x1d.scissorhands.v1.SnapshotPart\"\x19\n\tLayerPlan\x12\x0c\n\x04keep\x18\x01 \x01(\x0c\"\x80\x01\n\x04Plan\x12\r\n\x05\x65poch\x18\x01 \x01(\r\x12\x0c\n\x04step\x18\x02 \x01(\r\x12*\n\x06layers\x18\x03 \x03(\x0b\x32\x1a.scissorhands.v1.LayerPlan\x12/\n\x0c\x63ompute_time\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\";\n\x0bPlanFailure\x12\x0c\n\x04\x63ode\x18\x01 \x01(\r\x12\r\n\x05\x66ield\x18\x02 \x01(\t\x12\x0f\n\x07message\x18\x03 \x01(\t\"n\n\nPlanResult\x12%\n\x04plan\x18\x01 \x01(\x0b\x32\x15.scissorhands.v1.PlanH\x00\x12/\n\x07\x66\x61ilure\x18\x02 \x01(\x0b\x32\x1c.scissorhands.v1.PlanFailureH\x00\x42\x08\n\x06result\"E\n\x15PlanEvictionsResponse\x12,\n\x07results\x18\x01 \x03(\x0b\x32\x1b.scissorhands.v1.PlanResult\"a\n\rSegmentHeader\x12-\n\x07session\x18\x01 \x01(\x0b\x32\x1c.scissorhands.v1.SessionSpec\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x12\n\nsize_bytes\x18\x03 \x01(\x04\"c\n\x16OffloadSegmentsRequest\x12\x30\n\x06header\x18\x01 \x01(\x0b\x32\x1e.scissorhands.v1.SegmentHeaderH\x00\x12\x0f\n\x05\x63hunk\x18\x02 \x01(\x0cH\x00\x42\x06\n\x04part\"q\n\x17OffloadSegmentsResponse\x12\x0e\n\x06stored\x18\x01 \x01(\r\x12\x14\n\x0cstored_bytes\x18\x02 \x01(\x04\x12\x30\n\x07refused\x18\x03 \x03(\x0b\x32\x1f.scissorhands.v1.SegmentRefusal\"C\n\x0eSegmentRefusal\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x0e\n\x06reason\x18\x03 \x01(\t\"0\n\x0eSectionAddress\x12\r\n\x05layer\x18\x01 \x01(\r\x12\x0f\n\x07kv_head\x18\x02 \x01(\r\"m\n\x14\x46\x65tchSegmentsRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x0e\n\x06\x65pochs\x18\x02 \x03(\r\x12\x31\n\x08sections\x18\x03 \x03(\x0b\x32\x1f.scissorhands.v1.SectionAddress\"u\n\x15\x46\x65tchSegmentsResponse\x12\r\n\x05\x65poch\x18\x01 \x01(\r\x12\x30\n\x07section\x18\x02 \x01(\x0b\x32\x1f.scissorhands.v1.SectionAddress\x12\r\n\x05\x63hunk\x18\x03 \x01(\x0c\x12\x0c\n\x04last\x18\x04 \x01(\x08\"M\n\x0bSegmentInfo\x12\r\n\x05\x65poch\x18\x01 \x01(\r\x12\x0c\n\x04step\x18\x02 \x01(\r\x12\r\n\x05slots\x18\x03 \x01(\x04\x12\x12\n\nsize_bytes\x18\x04 \x01(\x04\"\xab\x04\n\x07Session\x12*\n\x04spec\x18\x01 \x01(\x0b\x32\x1c.scissorhands.v1.SessionSpec\x12,\n\x05state\x18\x02 \x01(\x0e\x32\x1d.scissorhands.v1.SessionState\x12-\n\topen_time\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x32\n\x0elease_end_time\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x11\n\tevictions\x18\x05 \x01(\r\x12\x15\n\revicted_slots\x18\x06 \x01(\x04\x12\x16\n\x0eresident_slots\x18\x07 \x01(\x04\x12\x0c\n\x04step\x18\x08 \x01(\r\x12\x14\n\x0cmass_dropped\x18\t \x01(\x01\x12\x13\n\x0bpersistence\x18\n \x03(\x01\x12.\n\x08segments\x18\x0b \x03(\x0b\x32\x1c.scissorhands.v1.SegmentInfo\x12\x15\n\rsegment_count\x18\x0c \x01(\r\x12\x15\n\rsegment_bytes\x18\r \x01(\x04\x12)\n\x07quality\x18\x0e \x01(\x0b\x32\x18.scissorhands.v1.Quality\x12\x30\n\tsuspended\x18\x0f \x01(\x0b\x32\x1d.scissorhands.v1.SuspendedRow\x12-\n\x06stored\x18\x10 \x03(\x0b\x32\x1d.scissorhands.v1.StoredObject\"\'\n\x11GetSessionRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\"?\n\x12GetSessionResponse\x12)\n\x07session\x18\x01 \x01(\x0b\x32\x18.scissorhands.v1.Session\"j\n\x13ListSessionsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\r\x12\x12\n\npage_token\x18\x02 \x01(\t\x12,\n\x05state\x18\x03 \x01(\x0e\x32\x1d.scissorhands.v1.SessionState\"[\n\x14ListSessionsResponse\x12*\n\x08sessions\x18\x01 \x03(\x0b\x32\x18.scissorhands.v1.Session\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"*\n\x19GetMeasuredProfileRequest\x12\r\n\x05model\x18\x01 \x01(\t\"\x8c\x01\n\x1aGetMeasuredProfileResponse\x12)\n\x07profile\x18\x01 \x01(\x0b\x32\x18.scissorhands.v1.Profile\x12\x12\n\nmodel_name\x18\x02 \x01(\t\x12\x0e\n\x06layers\x18\x03 \x01(\r\x12\x10\n\x08kv_heads\x18\x04 \x01(\r\x12\r\n\x05pairs\x18\x05 \x01(\x04*\x89\x01\n\nNumberType\x12\x1b\n\x17NUMBER_TYPE_UNSPECIFIED\x10\x00\x12\x15\n\x11NUMBER_TYPE_UINT8\x10\x01\x12\x16\n\x12NUMBER_TYPE_UINT16\x10\x02\x12\x16\n\x12NUMBER_TYPE_UINT32\x10\x03\x12\x17\n\x13NUMBER_TYPE_FLOAT32\x10\x04*\x94\x01\n\x0cSessionState\x12\x1d\n\x19SESSION_STATE_UNSPECIFIED\x10\x00\x12\x16\n\x12SESSION_STATE_OPEN\x10\x01\x12\x18\n\x14SESSION_STATE_CLOSED\x10\x02\x12\x19\n\x15SESSION_STATE_EXPIRED\x10\x03\x12\x18\n\x14SESSION_STATE_STORED\x10\x04\x32\x90\x0f\n\x13\x43\x61\x63heManagerService\x12X\n\x0bOpenSession\x12#.scissorhands.v1.OpenSessionRequest\x1a$.scissorhands.v1.OpenSessionResponse\x12[\n\x0c\x43loseSession\x12$.scissorhands.v1.CloseSessionRequest\x1a%.scissorhands.v1.CloseSessionResponse\x12^\n\rRenewSessions\x12%.scissorhands.v1.RenewSessionsRequest\x1a&.scissorhands.v1.RenewSessionsResponse\x12`\n\rPlanEvictions\x12%.scissorhands.v1.PlanEvictionsRequest\x1a&.scissorhands.v1.PlanEvictionsResponse(\x01\x12\x66\n\x0fOffloadSegments\x12\'.scissorhands.v1.OffloadSegmentsRequest\x1a(.scissorhands.v1.OffloadSegmentsResponse(\x01\x12`\n\rFetchSegments\x12%.scissorhands.v1.FetchSegmentsRequest\x1a&.scissorhands.v1.FetchSegmentsResponse0\x01\x12\x65\n\x0eRecallSections\x12&.scissorhands.v1.RecallSectionsRequest\x1a\'.scissorhands.v1.RecallSectionsResponse(\x01\x30\x01\x12\x63\n\x0eSuspendSession\x12&.scissorhands.v1.SuspendSessionRequest\x1a\'.scissorhands.v1.SuspendSessionResponse(\x01\x12`\n\rResumeSession\x12%.scissorhands.v1.ResumeSessionRequest\x1a&.scissorhands.v1.ResumeSessionResponse0\x01\x12^\n\rDeleteSession\x12%.scissorhands.v1.DeleteSessionRequest\x1a&.scissorhands.v1.DeleteSessionResponse\x12W\n\nLoadPrefix\x12\".scissorhands.v1.LoadPrefixRequest\x1a#.scissorhands.v1.LoadPrefixResponse0\x01\x12Z\n\x0bStorePrefix\x12#.scissorhands.v1.StorePrefixRequest\x1a$.scissorhands.v1.StorePrefixResponse(\x01\x12[\n\x0cPauseSession\x12$.scissorhands.v1.PauseSessionRequest\x1a%.scissorhands.v1.PauseSessionResponse\x12\x61\n\x0eUnpauseSession\x12&.scissorhands.v1.UnpauseSessionRequest\x1a\'.scissorhands.v1.UnpauseSessionResponse\x12O\n\x08GetStore\x12 .scissorhands.v1.GetStoreRequest\x1a!.scissorhands.v1.GetStoreResponse\x12\x63\n\x0e\x43ollectGarbage\x12&.scissorhands.v1.CollectGarbageRequest\x1a\'.scissorhands.v1.CollectGarbageResponse0\x01\x12Z\n\x0bVerifyStore\x12#.scissorhands.v1.VerifyStoreRequest\x1a$.scissorhands.v1.VerifyStoreResponse0\x01\x12U\n\nGetSession\x12\".scissorhands.v1.GetSessionRequest\x1a#.scissorhands.v1.GetSessionResponse\x12[\n\x0cListSessions\x12$.scissorhands.v1.ListSessionsRequest\x1a%.scissorhands.v1.ListSessionsResponse\x12m\n\x12GetMeasuredProfile\x12*.scissorhands.v1.GetMeasuredProfileRequest\x1a+.scissorhands.v1.GetMeasuredProfileResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#scissorhands/v1/cache_manager.proto\x12\x0fscissorhands.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1cscissorhands/v1/budget.proto\x1a\x1bscissorhands/v1/model.proto\x1a\x1ascissorhands/v1/plan.proto\x1a\x1cscissorhands/v1/prefix.proto\x1a\x1dscissorhands/v1/quality.proto\x1a\x1cscissorhands/v1/recall.proto\x1a\x1bscissorhands/v1/store.proto\x1a scissorhands/v1/suspension.proto\"\xae\x02\n\x0bSessionSpec\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x11\n\tworker_id\x18\x02 \x01(\t\x12)\n\x05model\x18\x03 \x01(\x0b\x32\x1a.scissorhands.v1.ModelInfo\x12\x15\n\rprompt_tokens\x18\x04 \x01(\r\x12\x16\n\x0emax_new_tokens\x18\x05 \x01(\r\x12\'\n\x06\x62udget\x18\x06 \x01(\x0b\x32\x17.scissorhands.v1.Budget\x12\'\n\x06policy\x18\x07 \x01(\x0b\x32\x17.scissorhands.v1.Policy\x12%\n\x05grant\x18\x08 \x01(\x0b\x32\x16.scissorhands.v1.Grant\x12\x16\n\x0eresident_codec\x18\t \x01(\t\x12\r\n\x05\x66\x65nce\x18\n \x01(\x04\"n\n\x12OpenSessionRequest\x12-\n\x07session\x18\x01 \x01(\x0b\x32\x1c.scissorhands.v1.SessionSpec\x12)\n\x07profile\x18\x02 \x01(\x0b\x32\x18.scissorhands.v1.Profile\"<\n\x13OpenSessionResponse\x12%\n\x05grant\x18\x01 \x01(\x0b\x32\x16.scissorhands.v1.Grant\"}\n\x13\x43loseSessionRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x18\n\x10\x64iscard_segments\x18\x02 \x01(\x08\x12)\n\x07quality\x18\x03 \x01(\x0b\x32\x18.scissorhands.v1.Quality\x12\r\n\x05\x66\x65nce\x18\x04 \x01(\x04\"A\n\x14\x43loseSessionResponse\x12)\n\x07session\x18\x01 \x01(\x0b\x32\x18.scissorhands.v1.Session\"F\n\x14RenewSessionsRequest\x12.\n\x08sessions\x18\x01 \x03(\x0b\x32\x1c.scissorhands.v1.SessionSpec\",\n\x15RenewSessionsResponse\x12\x13\n\x0bsession_ids\x18\x01 \x03(\t\"\xa4\x01\n\x0eSnapshotHeader\x12-\n\x07session\x18\x01 \x01(\x0b\x32\x1c.scissorhands.v1.SessionSpec\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x0c\n\x04step\x18\x03 \x01(\r\x12\r\n\x05\x61head\x18\x04 \x01(\r\x12\x10\n\x08incoming\x18\x05 \x01(\r\x12\x15\n\rlayer_lengths\x18\x06 \x03(\r\x12\x0e\n\x06prompt\x18\x07 \x01(\r\"x\n\x0cSnapshotPart\x12\x31\n\x06header\x18\x01 \x01(\x0b\x32\x1f.scissorhands.v1.SnapshotHeaderH\x00\x12-\n\x08\x65vidence\x18\x02 \x01(\x0b\x32\x19.scissorhands.v1.EvidenceH\x00\x42\x06\n\x04part\"D\n\x14PlanEvictionsRequest\x12,\n\x05parts\x18\x01 \x03(\x0b\x32\x1d.scissorhands.v1.SnapshotPart\"E\n\x15PlanEvictionsResponse\x12,\n\x07results\x18\x01 \x03(\x0b\x32\x1b.scissorhands.v1.PlanResult\"a\n\rSegmentHeader\x12-\n\x07session\x18\x01 \x01(\x0b\x32\x1c.scissorhands.v1.SessionSpec\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x12\n\nsize_bytes\x18\x03 \x01(\x04\"c\n\x16OffloadSegmentsRequest\x12\x30\n\x06header\x18\x01 \x01(\x0b\x32\x1e.scissorhands.v1.SegmentHeaderH\x00\x12\x0f\n\x05\x63hunk\x18\x02 \x01(\x0cH\x00\x42\x06\n\x04part\"q\n\x17OffloadSegmentsResponse\x12\x0e\n\x06stored\x18\x01 \x01(\r\x12\x14\n\x0cstored_bytes\x18\x02 \x01(\x04\x12\x30\n\x07refused\x18\x03 \x03(\x0b\x32\x1f.scissorhands.v1.SegmentRefusal\"C\n\x0eSegmentRefusal\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x0e\n\x06reason\x18\x03 \x01(\t\"0\n\x0eSectionAddress\x12\r\n\x05layer\x18\x01 \x01(\r\x12\x0f\n\x07kv_head\x18\x02 \x01(\r\"m\n\x14\x46\x65tchSegmentsRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x0e\n\x06\x65pochs\x18\x02 \x03(\r\x12\x31\n\x08sections\x18\x03 \x03(\x0b\x32\x1f.scissorhands.v1.SectionAddress\"u\n\x15\x46\x65tchSegmentsResponse\x12\r\n\x05\x65poch\x18\x01 \x01(\r\x12\x30\n\x07section\x18\x02 \x01(\x0b\x32\x1f.scissorhands.v1.SectionAddress\x12\r\n\x05\x63hunk\x18\x03 \x01(\x0c\x12\x0c\n\x04last\x18\x04 \x01(\x08\"M\n\x0bSegmentInfo\x12\r\n\x05\x65poch\x18\x01 \x01(\r\x12\x0c\n\x04step\x18\x02 \x01(\r\x12\r\n\x05slots\x18\x03 \x01(\x04\x12\x12\n\nsize_bytes\x18\x04 \x01(\x04\"\xab\x04\n\x07Session\x12*\n\x04spec\x18\x01 \x01(\x0b\x32\x1c.scissorhands.v1.SessionSpec\x12,\n\x05state\x18\x02 \x01(\x0e\x32\x1d.scissorhands.v1.SessionState\x12-\n\topen_time\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x32\n\x0elease_end_time\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x11\n\tevictions\x18\x05 \x01(\r\x12\x15\n\revicted_slots\x18\x06 \x01(\x04\x12\x16\n\x0eresident_slots\x18\x07 \x01(\x04\x12\x0c\n\x04step\x18\x08 \x01(\r\x12\x14\n\x0cmass_dropped\x18\t \x01(\x01\x12\x13\n\x0bpersistence\x18\n \x03(\x01\x12.\n\x08segments\x18\x0b \x03(\x0b\x32\x1c.scissorhands.v1.SegmentInfo\x12\x15\n\rsegment_count\x18\x0c \x01(\r\x12\x15\n\rsegment_bytes\x18\r \x01(\x04\x12)\n\x07quality\x18\x0e \x01(\x0b\x32\x18.scissorhands.v1.Quality\x12\x30\n\tsuspended\x18\x0f \x01(\x0b\x32\x1d.scissorhands.v1.SuspendedRow\x12-\n\x06stored\x18\x10 \x03(\x0b\x32\x1d.scissorhands.v1.StoredObject\"\'\n\x11GetSessionRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\"?\n\x12GetSessionResponse\x12)\n\x07session\x18\x01 \x01(\x0b\x32\x18.scissorhands.v1.Session\"j\n\x13ListSessionsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\r\x12\x12\n\npage_token\x18\x02 \x01(\t\x12,\n\x05state\x18\x03 \x01(\x0e\x32\x1d.scissorhands.v1.SessionState\"[\n\x14ListSessionsResponse\x12*\n\x08sessions\x18\x01 \x03(\x0b\x32\x18.scissorhands.v1.Session\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"*\n\x19GetMeasuredProfileRequest\x12\r\n\x05model\x18\x01 \x01(\t\"\x8c\x01\n\x1aGetMeasuredProfileResponse\x12)\n\x07profile\x18\x01 \x01(\x0b\x32\x18.scissorhands.v1.Profile\x12\x12\n\nmodel_name\x18\x02 \x01(\t\x12\x0e\n\x06layers\x18\x03 \x01(\r\x12\x10\n\x08kv_heads\x18\x04 \x01(\r\x12\r\n\x05pairs\x18\x05 \x01(\x04*\x94\x01\n\x0cSessionState\x12\x1d\n\x19SESSION_STATE_UNSPECIFIED\x10\x00\x12\x16\n\x12SESSION_STATE_OPEN\x10\x01\x12\x18\n\x14SESSION_STATE_CLOSED\x10\x02\x12\x19\n\x15SESSION_STATE_EXPIRED\x10\x03\x12\x18\n\x14SESSION_STATE_STORED\x10\x04\x32\x90\x0f\n\x13\x43\x61\x63heManagerService\x12X\n\x0bOpenSession\x12#.scissorhands.v1.OpenSessionRequest\x1a$.scissorhands.v1.OpenSessionResponse\x12[\n\x0c\x43loseSession\x12$.scissorhands.v1.CloseSessionRequest\x1a%.scissorhands.v1.CloseSessionResponse\x12^\n\rRenewSessions\x12%.scissorhands.v1.RenewSessionsRequest\x1a&.scissorhands.v1.RenewSessionsResponse\x12`\n\rPlanEvictions\x12%.scissorhands.v1.PlanEvictionsRequest\x1a&.scissorhands.v1.PlanEvictionsResponse(\x01\x12\x66\n\x0fOffloadSegments\x12\'.scissorhands.v1.OffloadSegmentsRequest\x1a(.scissorhands.v1.OffloadSegmentsResponse(\x01\x12`\n\rFetchSegments\x12%.scissorhands.v1.FetchSegmentsRequest\x1a&.scissorhands.v1.FetchSegmentsResponse0\x01\x12\x65\n\x0eRecallSections\x12&.scissorhands.v1.RecallSectionsRequest\x1a\'.scissorhands.v1.RecallSectionsResponse(\x01\x30\x01\x12\x63\n\x0eSuspendSession\x12&.scissorhands.v1.SuspendSessionRequest\x1a\'.scissorhands.v1.SuspendSessionResponse(\x01\x12`\n\rResumeSession\x12%.scissorhands.v1.ResumeSessionRequest\x1a&.scissorhands.v1.ResumeSessionResponse0\x01\x12^\n\rDeleteSession\x12%.scissorhands.v1.DeleteSessionRequest\x1a&.scissorhands.v1.DeleteSessionResponse\x12W\n\nLoadPrefix\x12\".scissorhands.v1.LoadPrefixRequest\x1a#.scissorhands.v1.LoadPrefixResponse0\x01\x12Z\n\x0bStorePrefix\x12#.scissorhands.v1.StorePrefixRequest\x1a$.scissorhands.v1.StorePrefixResponse(\x01\x12[\n\x0cPauseSession\x12$.scissorhands.v1.PauseSessionRequest\x1a%.scissorhands.v1.PauseSessionResponse\x12\x61\n\x0eUnpauseSession\x12&.scissorhands.v1.UnpauseSessionRequest\x1a\'.scissorhands.v1.UnpauseSessionResponse\x12O\n\x08GetStore\x12 .scissorhands.v1.GetStoreRequest\x1a!.scissorhands.v1.GetStoreResponse\x12\x63\n\x0e\x43ollectGarbage\x12&.scissorhands.v1.CollectGarbageRequest\x1a\'.scissorhands.v1.CollectGarbageResponse0\x01\x12Z\n\x0bVerifyStore\x12#.scissorhands.v1.VerifyStoreRequest\x1a$.scissorhands.v1.VerifyStoreResponse0\x01\x12U\n\nGetSession\x12\".scissorhands.v1.GetSessionRequest\x1a#.scissorhands.v1.GetSessionResponse\x12[\n\x0cListSessions\x12$.scissorhands.v1.ListSessionsRequest\x1a%.scissorhands.v1.ListSessionsResponse\x12m\n\x12GetMeasuredProfile\x12*.scissorhands.v1.GetMeasuredProfileRequest\x1a+.scissorhands.v1.GetMeasuredProfileResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'scissorhands.v1.cache_manager_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_EVIDENCE_SIGNALSENTRY']._loaded_options = None
-  _globals['_EVIDENCE_SIGNALSENTRY']._serialized_options = b'8\001'
-  _globals['_NUMBERTYPE']._serialized_start=3988
-  _globals['_NUMBERTYPE']._serialized_end=4125
-  _globals['_SESSIONSTATE']._serialized_start=4128
-  _globals['_SESSIONSTATE']._serialized_end=4276
-  _globals['_SESSIONSPEC']._serialized_start=335
-  _globals['_SESSIONSPEC']._serialized_end=637
-  _globals['_OPENSESSIONREQUEST']._serialized_start=639
-  _globals['_OPENSESSIONREQUEST']._serialized_end=749
-  _globals['_OPENSESSIONRESPONSE']._serialized_start=751
-  _globals['_OPENSESSIONRESPONSE']._serialized_end=811
-  _globals['_CLOSESESSIONREQUEST']._serialized_start=813
-  _globals['_CLOSESESSIONREQUEST']._serialized_end=938
-  _globals['_CLOSESESSIONRESPONSE']._serialized_start=940
-  _globals['_CLOSESESSIONRESPONSE']._serialized_end=1005
-  _globals['_RENEWSESSIONSREQUEST']._serialized_start=1007
-  _globals['_RENEWSESSIONSREQUEST']._serialized_end=1077
-  _globals['_RENEWSESSIONSRESPONSE']._serialized_start=1079
-  _globals['_RENEWSESSIONSRESPONSE']._serialized_end=1123
-  _globals['_SNAPSHOTHEADER']._serialized_start=1126
-  _globals['_SNAPSHOTHEADER']._serialized_end=1290
-  _globals['_PACKEDARRAY']._serialized_start=1292
-  _globals['_PACKEDARRAY']._serialized_end=1362
-  _globals['_EVIDENCE']._serialized_start=1365
-  _globals['_EVIDENCE']._serialized_end=1596
-  _globals['_EVIDENCE_SIGNALSENTRY']._serialized_start=1520
-  _globals['_EVIDENCE_SIGNALSENTRY']._serialized_end=1596
-  _globals['_SNAPSHOTPART']._serialized_start=1598
-  _globals['_SNAPSHOTPART']._serialized_end=1718
-  _globals['_PLANEVICTIONSREQUEST']._serialized_start=1720
-  _globals['_PLANEVICTIONSREQUEST']._serialized_end=1788
-  _globals['_LAYERPLAN']._serialized_start=1790
-  _globals['_LAYERPLAN']._serialized_end=1815
-  _globals['_PLAN']._serialized_start=1818
-  _globals['_PLAN']._serialized_end=1946
-  _globals['_PLANFAILURE']._serialized_start=1948
-  _globals['_PLANFAILURE']._serialized_end=2007
-  _globals['_PLANRESULT']._serialized_start=2009
-  _globals['_PLANRESULT']._serialized_end=2119
-  _globals['_PLANEVICTIONSRESPONSE']._serialized_start=2121
-  _globals['_PLANEVICTIONSRESPONSE']._serialized_end=2190
-  _globals['_SEGMENTHEADER']._serialized_start=2192
-  _globals['_SEGMENTHEADER']._serialized_end=2289
-  _globals['_OFFLOADSEGMENTSREQUEST']._serialized_start=2291
-  _globals['_OFFLOADSEGMENTSREQUEST']._serialized_end=2390
-  _globals['_OFFLOADSEGMENTSRESPONSE']._serialized_start=2392
-  _globals['_OFFLOADSEGMENTSRESPONSE']._serialized_end=2505
-  _globals['_SEGMENTREFUSAL']._serialized_start=2507
-  _globals['_SEGMENTREFUSAL']._serialized_end=2574
-  _globals['_SECTIONADDRESS']._serialized_start=2576
-  _globals['_SECTIONADDRESS']._serialized_end=2624
-  _globals['_FETCHSEGMENTSREQUEST']._serialized_start=2626
-  _globals['_FETCHSEGMENTSREQUEST']._serialized_end=2735
-  _globals['_FETCHSEGMENTSRESPONSE']._serialized_start=2737
-  _globals['_FETCHSEGMENTSRESPONSE']._serialized_end=2854
-  _globals['_SEGMENTINFO']._serialized_start=2856
-  _globals['_SEGMENTINFO']._serialized_end=2933
-  _globals['_SESSION']._serialized_start=2936
-  _globals['_SESSION']._serialized_end=3491
-  _globals['_GETSESSIONREQUEST']._serialized_start=3493
-  _globals['_GETSESSIONREQUEST']._serialized_end=3532
-  _globals['_GETSESSIONRESPONSE']._serialized_start=3534
-  _globals['_GETSESSIONRESPONSE']._serialized_end=3597
-  _globals['_LISTSESSIONSREQUEST']._serialized_start=3599
-  _globals['_LISTSESSIONSREQUEST']._serialized_end=3705
-  _globals['_LISTSESSIONSRESPONSE']._serialized_start=3707
-  _globals['_LISTSESSIONSRESPONSE']._serialized_end=3798
-  _globals['_GETMEASUREDPROFILEREQUEST']._serialized_start=3800
-  _globals['_GETMEASUREDPROFILEREQUEST']._serialized_end=3842
-  _globals['_GETMEASUREDPROFILERESPONSE']._serialized_start=3845
-  _globals['_GETMEASUREDPROFILERESPONSE']._serialized_end=3985
-  _globals['_CACHEMANAGERSERVICE']._serialized_start=4279
-  _globals['_CACHEMANAGERSERVICE']._serialized_end=6215
+  _globals['_SESSIONSTATE']._serialized_start=3347
+  _globals['_SESSIONSTATE']._serialized_end=3495
+  _globals['_SESSIONSPEC']._serialized_start=331
+  _globals['_SESSIONSPEC']._serialized_end=633
+  _globals['_OPENSESSIONREQUEST']._serialized_start=635
+  _globals['_OPENSESSIONREQUEST']._serialized_end=745
+  _globals['_OPENSESSIONRESPONSE']._serialized_start=747
+  _globals['_OPENSESSIONRESPONSE']._serialized_end=807
+  _globals['_CLOSESESSIONREQUEST']._serialized_start=809
+  _globals['_CLOSESESSIONREQUEST']._serialized_end=934
+  _globals['_CLOSESESSIONRESPONSE']._serialized_start=936
+  _globals['_CLOSESESSIONRESPONSE']._serialized_end=1001
+  _globals['_RENEWSESSIONSREQUEST']._serialized_start=1003
+  _globals['_RENEWSESSIONSREQUEST']._serialized_end=1073
+  _globals['_RENEWSESSIONSRESPONSE']._serialized_start=1075
+  _globals['_RENEWSESSIONSRESPONSE']._serialized_end=1119
+  _globals['_SNAPSHOTHEADER']._serialized_start=1122
+  _globals['_SNAPSHOTHEADER']._serialized_end=1286
+  _globals['_SNAPSHOTPART']._serialized_start=1288
+  _globals['_SNAPSHOTPART']._serialized_end=1408
+  _globals['_PLANEVICTIONSREQUEST']._serialized_start=1410
+  _globals['_PLANEVICTIONSREQUEST']._serialized_end=1478
+  _globals['_PLANEVICTIONSRESPONSE']._serialized_start=1480
+  _globals['_PLANEVICTIONSRESPONSE']._serialized_end=1549
+  _globals['_SEGMENTHEADER']._serialized_start=1551
+  _globals['_SEGMENTHEADER']._serialized_end=1648
+  _globals['_OFFLOADSEGMENTSREQUEST']._serialized_start=1650
+  _globals['_OFFLOADSEGMENTSREQUEST']._serialized_end=1749
+  _globals['_OFFLOADSEGMENTSRESPONSE']._serialized_start=1751
+  _globals['_OFFLOADSEGMENTSRESPONSE']._serialized_end=1864
+  _globals['_SEGMENTREFUSAL']._serialized_start=1866
+  _globals['_SEGMENTREFUSAL']._serialized_end=1933
+  _globals['_SECTIONADDRESS']._serialized_start=1935
+  _globals['_SECTIONADDRESS']._serialized_end=1983
+  _globals['_FETCHSEGMENTSREQUEST']._serialized_start=1985
+  _globals['_FETCHSEGMENTSREQUEST']._serialized_end=2094
+  _globals['_FETCHSEGMENTSRESPONSE']._serialized_start=2096
+  _globals['_FETCHSEGMENTSRESPONSE']._serialized_end=2213
+  _globals['_SEGMENTINFO']._serialized_start=2215
+  _globals['_SEGMENTINFO']._serialized_end=2292
+  _globals['_SESSION']._serialized_start=2295
+  _globals['_SESSION']._serialized_end=2850
+  _globals['_GETSESSIONREQUEST']._serialized_start=2852
+  _globals['_GETSESSIONREQUEST']._serialized_end=2891
+  _globals['_GETSESSIONRESPONSE']._serialized_start=2893
+  _globals['_GETSESSIONRESPONSE']._serialized_end=2956
+  _globals['_LISTSESSIONSREQUEST']._serialized_start=2958
+  _globals['_LISTSESSIONSREQUEST']._serialized_end=3064
+  _globals['_LISTSESSIONSRESPONSE']._serialized_start=3066
+  _globals['_LISTSESSIONSRESPONSE']._serialized_end=3157
+  _globals['_GETMEASUREDPROFILEREQUEST']._serialized_start=3159
+  _globals['_GETMEASUREDPROFILEREQUEST']._serialized_end=3201
+  _globals['_GETMEASUREDPROFILERESPONSE']._serialized_start=3204
+  _globals['_GETMEASUREDPROFILERESPONSE']._serialized_end=3344
+  _globals['_CACHEMANAGERSERVICE']._serialized_start=3498
+  _globals['_CACHEMANAGERSERVICE']._serialized_end=5434
 # @@protoc_insertion_point(module_scope)

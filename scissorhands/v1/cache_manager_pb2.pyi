@@ -5,13 +5,13 @@ What workers call: budgets, plans and the storage of evicted slots."""
 
 from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
-from google.protobuf import duration_pb2 as _duration_pb2
 from google.protobuf import message as _message
 from google.protobuf import timestamp_pb2 as _timestamp_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from scissorhands.v1 import budget_pb2 as _budget_pb2
 from scissorhands.v1 import model_pb2 as _model_pb2
+from scissorhands.v1 import plan_pb2 as _plan_pb2
 from scissorhands.v1 import quality_pb2 as _quality_pb2
 from scissorhands.v1 import store_pb2 as _store_pb2
 from scissorhands.v1 import suspension_pb2 as _suspension_pb2
@@ -25,38 +25,6 @@ else:
     from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
 
 DESCRIPTOR: _descriptor.FileDescriptor
-
-class _NumberType:
-    ValueType = _typing.NewType("ValueType", _builtins.int)
-    V: _TypeAlias = ValueType  # noqa: Y015
-
-class _NumberTypeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_NumberType.ValueType], _builtins.type):
-    DESCRIPTOR: _descriptor.EnumDescriptor
-    NUMBER_TYPE_UNSPECIFIED: _NumberType.ValueType  # 0
-    """Not set."""
-    NUMBER_TYPE_UINT8: _NumberType.ValueType  # 1
-    """Unsigned 8-bit integers."""
-    NUMBER_TYPE_UINT16: _NumberType.ValueType  # 2
-    """Unsigned 16-bit integers."""
-    NUMBER_TYPE_UINT32: _NumberType.ValueType  # 3
-    """Unsigned 32-bit integers."""
-    NUMBER_TYPE_FLOAT32: _NumberType.ValueType  # 4
-    """IEEE 754 single precision."""
-
-class NumberType(_NumberType, metaclass=_NumberTypeEnumTypeWrapper):
-    """NumberType is the type of packed little-endian numbers."""
-
-NUMBER_TYPE_UNSPECIFIED: NumberType.ValueType  # 0
-"""Not set."""
-NUMBER_TYPE_UINT8: NumberType.ValueType  # 1
-"""Unsigned 8-bit integers."""
-NUMBER_TYPE_UINT16: NumberType.ValueType  # 2
-"""Unsigned 16-bit integers."""
-NUMBER_TYPE_UINT32: NumberType.ValueType  # 3
-"""Unsigned 32-bit integers."""
-NUMBER_TYPE_FLOAT32: NumberType.ValueType  # 4
-"""IEEE 754 single precision."""
-Global___NumberType: _TypeAlias = NumberType  # noqa: Y015
 
 class _SessionState:
     ValueType = _typing.NewType("ValueType", _builtins.int)
@@ -371,96 +339,6 @@ class SnapshotHeader(_message.Message):
 Global___SnapshotHeader: _TypeAlias = SnapshotHeader  # noqa: Y015
 
 @_typing.final
-class PackedArray(_message.Message):
-    """PackedArray is an array of [kv_heads, n] of each of some layers in turn, each in row-major order."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    TYPE_FIELD_NUMBER: _builtins.int
-    DATA_FIELD_NUMBER: _builtins.int
-    type: Global___NumberType.ValueType
-    """Type of the numbers."""
-    data: _builtins.bytes
-    """The numbers, little-endian; kv_heads * n of them a layer."""
-    def __init__(
-        self,
-        *,
-        type: Global___NumberType.ValueType = ...,
-        data: _builtins.bytes = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "type", b"type"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___PackedArray: _TypeAlias = PackedArray  # noqa: Y015
-
-@_typing.final
-class Evidence(_message.Message):
-    """Evidence is the evidence of some layers of a snapshot, one after the other."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    @_typing.final
-    class SignalsEntry(_message.Message):
-        DESCRIPTOR: _descriptor.Descriptor
-
-        KEY_FIELD_NUMBER: _builtins.int
-        VALUE_FIELD_NUMBER: _builtins.int
-        key: _builtins.str
-        @_builtins.property
-        def value(self) -> Global___PackedArray: ...
-        def __init__(
-            self,
-            *,
-            key: _builtins.str = ...,
-            value: Global___PackedArray | None = ...,
-        ) -> None: ...
-        _HasFieldArgType: _TypeAlias = _typing.Literal["value", b"value"]  # noqa: Y015
-        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
-        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-        def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-    FIRST_LAYER_FIELD_NUMBER: _builtins.int
-    LAYERS_FIELD_NUMBER: _builtins.int
-    POSITIONS_FIELD_NUMBER: _builtins.int
-    SIGNALS_FIELD_NUMBER: _builtins.int
-    first_layer: _builtins.int
-    """Index of the first of them, from 0; parts come in order."""
-    layers: _builtins.int
-    """How many they are; at least 1."""
-    @_builtins.property
-    def positions(self) -> Global___PackedArray:
-        """True position of each slot's token, in tokens from the start of the sequence; ascending within a head."""
-
-    @_builtins.property
-    def signals(self) -> _containers.MessageMap[_builtins.str, Global___PackedArray]:
-        """Signals by name: mass (attention received, in queries), and those that the policy needs beside it: low_count and
-        low_count_ring (queries of a window that gave less than average), last_attention (attention of the newest query),
-        window_mass (attention received from a window, in queries), token_kind (0 other, 1 punctuation, 2 special),
-        expected_attention (expected share of the next query's attention times the norm of the value), redundancy (mean
-        cosine similarity to the other keys). None if no layer has slots.
-        """
-
-    def __init__(
-        self,
-        *,
-        first_layer: _builtins.int = ...,
-        layers: _builtins.int = ...,
-        positions: Global___PackedArray | None = ...,
-        signals: _abc.Mapping[_builtins.str, Global___PackedArray] | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["positions", b"positions"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["first_layer", b"first_layer", "layers", b"layers", "positions", b"positions", "signals", b"signals"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___Evidence: _TypeAlias = Evidence  # noqa: Y015
-
-@_typing.final
 class SnapshotPart(_message.Message):
     """SnapshotPart is one part of a snapshot: the header first, then the evidence of every layer in order."""
 
@@ -473,14 +351,14 @@ class SnapshotPart(_message.Message):
         """Begins a snapshot; the one before it must be complete."""
 
     @_builtins.property
-    def evidence(self) -> Global___Evidence:
+    def evidence(self) -> _plan_pb2.Evidence:
         """Some layers."""
 
     def __init__(
         self,
         *,
         header: Global___SnapshotHeader | None = ...,
-        evidence: Global___Evidence | None = ...,
+        evidence: _plan_pb2.Evidence | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["evidence", b"evidence", "header", b"header", "part", b"part"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
@@ -517,128 +395,6 @@ class PlanEvictionsRequest(_message.Message):
 Global___PlanEvictionsRequest: _TypeAlias = PlanEvictionsRequest  # noqa: Y015
 
 @_typing.final
-class LayerPlan(_message.Message):
-    """LayerPlan says which slots of one layer to keep."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    KEEP_FIELD_NUMBER: _builtins.int
-    keep: _builtins.bytes
-    """One bit a slot and KV head, [kv_heads, n] in row-major order, each head's row padded to a whole byte; the lowest bit first."""
-    def __init__(
-        self,
-        *,
-        keep: _builtins.bytes = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["keep", b"keep"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___LayerPlan: _TypeAlias = LayerPlan  # noqa: Y015
-
-@_typing.final
-class Plan(_message.Message):
-    """Plan says which slots of a snapshot to keep."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    EPOCH_FIELD_NUMBER: _builtins.int
-    STEP_FIELD_NUMBER: _builtins.int
-    LAYERS_FIELD_NUMBER: _builtins.int
-    COMPUTE_TIME_FIELD_NUMBER: _builtins.int
-    epoch: _builtins.int
-    """Epoch of the snapshot that it answers."""
-    step: _builtins.int
-    """Step of the snapshot that it answers."""
-    @_builtins.property
-    def layers(self) -> _containers.RepeatedCompositeFieldContainer[Global___LayerPlan]:
-        """One entry a layer, in order."""
-
-    @_builtins.property
-    def compute_time(self) -> _duration_pb2.Duration:
-        """Time that the manager spent computing it, in seconds."""
-
-    def __init__(
-        self,
-        *,
-        epoch: _builtins.int = ...,
-        step: _builtins.int = ...,
-        layers: _abc.Iterable[Global___LayerPlan] | None = ...,
-        compute_time: _duration_pb2.Duration | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["compute_time", b"compute_time"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["compute_time", b"compute_time", "epoch", b"epoch", "layers", b"layers", "step", b"step"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___Plan: _TypeAlias = Plan  # noqa: Y015
-
-@_typing.final
-class PlanFailure(_message.Message):
-    """PlanFailure tells why a snapshot has no plan."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    CODE_FIELD_NUMBER: _builtins.int
-    FIELD_FIELD_NUMBER: _builtins.int
-    MESSAGE_FIELD_NUMBER: _builtins.int
-    code: _builtins.int
-    """The gRPC status code that a call for this snapshot alone would have ended with, such as 3 for INVALID_ARGUMENT."""
-    field: _builtins.str
-    """Path of the field at fault; empty if it is none."""
-    message: _builtins.str
-    """What is wrong."""
-    def __init__(
-        self,
-        *,
-        code: _builtins.int = ...,
-        field: _builtins.str = ...,
-        message: _builtins.str = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["code", b"code", "field", b"field", "message", b"message"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___PlanFailure: _TypeAlias = PlanFailure  # noqa: Y015
-
-@_typing.final
-class PlanResult(_message.Message):
-    """PlanResult is what became of one snapshot."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    PLAN_FIELD_NUMBER: _builtins.int
-    FAILURE_FIELD_NUMBER: _builtins.int
-    @_builtins.property
-    def plan(self) -> Global___Plan:
-        """Its plan."""
-
-    @_builtins.property
-    def failure(self) -> Global___PlanFailure:
-        """Why there is none."""
-
-    def __init__(
-        self,
-        *,
-        plan: Global___Plan | None = ...,
-        failure: Global___PlanFailure | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["failure", b"failure", "plan", b"plan", "result", b"result"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["failure", b"failure", "plan", b"plan", "result", b"result"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_result: _TypeAlias = _typing.Literal["plan", "failure"]  # noqa: Y015
-    _WhichOneofArgType_result: _TypeAlias = _typing.Literal["result", b"result"]  # noqa: Y015
-    def WhichOneof(self, oneof_group: _WhichOneofArgType_result) -> _WhichOneofReturnType_result | None: ...
-
-Global___PlanResult: _TypeAlias = PlanResult  # noqa: Y015
-
-@_typing.final
 class PlanEvictionsResponse(_message.Message):
     """PlanEvictionsResponse answers every snapshot."""
 
@@ -646,13 +402,13 @@ class PlanEvictionsResponse(_message.Message):
 
     RESULTS_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def results(self) -> _containers.RepeatedCompositeFieldContainer[Global___PlanResult]:
+    def results(self) -> _containers.RepeatedCompositeFieldContainer[_plan_pb2.PlanResult]:
         """One a snapshot, in the order in which they came."""
 
     def __init__(
         self,
         *,
-        results: _abc.Iterable[Global___PlanResult] | None = ...,
+        results: _abc.Iterable[_plan_pb2.PlanResult] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...

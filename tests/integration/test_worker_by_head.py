@@ -77,5 +77,7 @@ async def test_a_grant_of_other_sizes_is_refused():
             spec = (await stub.GetSession(asked)).session.spec
             spec.grant.by_head = False
             header = cache_manager_pb2.SnapshotHeader(session=spec, step=90, layer_lengths=[64] * 4)
-            with pytest.raises(grpc.aio.AioRpcError, match="must be 2 numbers, one a layer; got 4"):
-                await stub.PlanEviction(iter([cache_manager_pb2.PlanEvictionRequest(header=header)]), timeout=10)
+            part = cache_manager_pb2.SnapshotPart(header=header)
+            request = cache_manager_pb2.PlanEvictionsRequest(parts=[part])
+            (result,) = (await stub.PlanEvictions(iter([request]), timeout=10)).results
+            assert "must be 2 numbers, one a layer; got 4" in result.failure.message

@@ -183,5 +183,8 @@ async def test_a_grant_of_unknown_formats_is_refused(manager):
         assert spec.resident_codec == "int4"
         spec.grant.resident_codecs[0] = "int3"
         header = cache_manager_pb2.SnapshotHeader(session=spec, step=90, layer_lengths=[40, 40])
-        with pytest.raises(grpc.aio.AioRpcError, match=r"session\.grant\.resident_codecs: unknown codec 'int3'"):
-            await stub.PlanEviction(iter([cache_manager_pb2.PlanEvictionRequest(header=header)]), timeout=10)
+        part = cache_manager_pb2.SnapshotPart(header=header)
+        request = cache_manager_pb2.PlanEvictionsRequest(parts=[part])
+        (result,) = (await stub.PlanEvictions(iter([request]), timeout=10)).results
+        assert result.failure.field == "session.grant.resident_codecs"
+        assert "unknown codec 'int3'" in result.failure.message

@@ -2,7 +2,8 @@
 
 import numpy as np
 
-from scissorhands.plan_wire import plan_requests, snapshot_parts
+from scissorhands.plan import plan
+from scissorhands.plan_wire import plan_requests, read_plan, snapshot_parts
 from scissorhands.segment import SegmentIdentity, build_segment
 from scissorhands.snapshot import LayerEvidence, Snapshot
 from scissorhands.v1 import budget_pb2, cache_manager_pb2, model_pb2
@@ -118,6 +119,13 @@ async def planned(stub, session, evidence, timeout=60):
     (result,) = await planned_all(stub, (evidence, session), timeout=timeout)
     assert result.WhichOneof("result") == "plan", result.failure
     return result.plan
+
+
+def same_plan(response, session, evidence):
+    """Tell whether a plan is the one that the core computes."""
+    local, remote = plan(read_grant(session.grant), evidence), read_plan(response, evidence)
+    assert any((~keep).any() for keep in local.keep), "nothing is evicted, so nothing is compared"
+    return all(np.array_equal(mine, theirs) for mine, theirs in zip(local.keep, remote.keep, strict=True))
 
 
 def segment(session, epoch=0, sizes=(40, 0, 30, 20), **changes):

@@ -11,6 +11,7 @@ import pytest
 from scissorhands.plan_wire import MOST_SNAPSHOTS, plan_message, read_plan
 from scissorhands.snapshot import LayerEvidence, Plan, Snapshot
 from scissorhands.v1 import cache_manager_pb2 as pb
+from scissorhands.v1 import plan_pb2
 from scissorhands_server.worker.plan_calls import MOST_CALLS, PlanCalls
 
 PATIENCE = 30
@@ -46,7 +47,9 @@ class Manager:
 
     @staticmethod
     def keep_all(header):
-        return pb.PlanResult(plan=plan_message(Plan(header.epoch, header.step, (np.ones((1, 4), dtype=np.bool_),))))
+        return plan_pb2.PlanResult(
+            plan=plan_message(Plan(header.epoch, header.step, (np.ones((1, 4), dtype=np.bool_),)))
+        )
 
 
 def snapshot(step):
@@ -93,7 +96,9 @@ async def test_a_slow_manager_gets_fuller_calls_and_not_more():
 async def test_a_failure_is_of_one_snapshot_alone():
     manager = Manager()
     manager.go.set()
-    bad = pb.PlanResult(failure=pb.PlanFailure(code=grpc.StatusCode.INVALID_ARGUMENT.value[0], message="no"))
+    bad = plan_pb2.PlanResult(
+        failure=plan_pb2.PlanFailure(code=grpc.StatusCode.INVALID_ARGUMENT.value[0], message="no")
+    )
     manager.answer = lambda header: bad if header.step == 11 else Manager.keep_all(header)
     calls = PlanCalls(manager)
     plans = await all_of(ask(calls, 3))
@@ -114,7 +119,7 @@ async def test_a_manager_without_room_is_left_alone_for_a_while():
     manager = Manager()
     manager.go.set()
     calls = PlanCalls(manager)
-    full = pb.PlanResult(failure=pb.PlanFailure(code=NO_ROOM.value[0]))
+    full = plan_pb2.PlanResult(failure=plan_pb2.PlanFailure(code=NO_ROOM.value[0]))
     manager.answer = lambda header: full if header.step == 11 else Manager.keep_all(header)
     assert [plan is None for plan in await all_of(ask(calls, 2))] == [False, True]
     assert calls.resting

@@ -14,7 +14,7 @@ from scissorhands.plan import plan
 from scissorhands.plan_wire import plan_message, plan_requests, read_plan, read_snapshot, snapshot_parts
 from scissorhands.profile import Profile
 from scissorhands.snapshot import LayerEvidence, Plan, Snapshot, pack
-from scissorhands.v1 import budget_pb2, cache_manager_pb2, model_pb2
+from scissorhands.v1 import budget_pb2, cache_manager_pb2, model_pb2, plan_pb2
 from scissorhands.wire import (
     budget_message,
     budget_request,
@@ -254,7 +254,7 @@ def test_an_array_of_the_wrong_size_is_refused(change):
     assert caught.value.field == "evidence.signals.mass.data"
 
 
-@pytest.mark.parametrize("number", [cache_manager_pb2.NUMBER_TYPE_UNSPECIFIED, 17])
+@pytest.mark.parametrize("number", [plan_pb2.NUMBER_TYPE_UNSPECIFIED, 17])
 def test_an_array_without_a_known_type_is_refused(number):
     header, layers, heads = parts(make_snapshot())
     layers[0].positions.type = number

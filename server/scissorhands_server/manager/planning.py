@@ -13,7 +13,7 @@ from scissorhands.plan import plan
 from scissorhands.plan_wire import plan_message
 from scissorhands.policies import get_policy
 from scissorhands.snapshot import Snapshot
-from scissorhands.v1 import cache_manager_pb2
+from scissorhands.v1 import cache_manager_pb2, plan_pb2
 from scissorhands.wire import model_shape
 from scissorhands_server.manager.admission import Ticket
 from scissorhands_server.manager.checks import check_granted
@@ -42,7 +42,7 @@ class Job:
 class Computed:
     """What one computation gives: the answer, and what the ledger wants to know."""
 
-    plan: cache_manager_pb2.Plan
+    plan: plan_pb2.Plan
     seconds: float
     tally: Tally
     snapshot: Snapshot
@@ -176,7 +176,7 @@ class Planning:
         item.job = Job(received, item.record.tally if item.record else None)
         self._metrics.snapshot_bytes.inc(received.evidence_bytes)
 
-    async def _results(self, items: list[_Item]) -> list[cache_manager_pb2.PlanResult]:
+    async def _results(self, items: list[_Item]) -> list[plan_pb2.PlanResult]:
         whole = [(item, item.job, item.ticket) for item in items if item.job and item.ticket]
         done: list[Computed | ScissorhandsError] = []
         if whole:
@@ -196,10 +196,10 @@ class Planning:
         for item in items:
             if item.failure is None:
                 self._metrics.plans.labels("computed").inc()
-                results.append(cache_manager_pb2.PlanResult(plan=computed[id(item)].plan))
+                results.append(plan_pb2.PlanResult(plan=computed[id(item)].plan))
             else:
                 self._metrics.plans.labels("shed" if isinstance(item.failure, CapacityError) else "refused").inc()
-                results.append(cache_manager_pb2.PlanResult(failure=_failure(item.failure)))
+                results.append(plan_pb2.PlanResult(failure=_failure(item.failure)))
         return results
 
     def _record(self, record: SessionRecord, computed: Computed) -> None:
@@ -250,7 +250,7 @@ def _compute(job: Job) -> Computed | ScissorhandsError:
     return Computed(message, seconds, told, snapshot)
 
 
-def _failure(error: ScissorhandsError) -> cache_manager_pb2.PlanFailure:
+def _failure(error: ScissorhandsError) -> plan_pb2.PlanFailure:
     status = status_message(error)
     field = error.field if isinstance(error, InvalidRequestError) else ""
-    return cache_manager_pb2.PlanFailure(code=status.code, field=field, message=status.message)
+    return plan_pb2.PlanFailure(code=status.code, field=field, message=status.message)

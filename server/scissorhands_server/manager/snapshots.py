@@ -12,7 +12,7 @@ from scissorhands.errors import InvalidRequestError
 from scissorhands.plan_wire import MOST_SNAPSHOTS, read_snapshot
 from scissorhands.policies import get_policy
 from scissorhands.snapshot import LayerEvidence, Snapshot, joined
-from scissorhands.v1 import cache_manager_pb2
+from scissorhands.v1 import cache_manager_pb2, plan_pb2
 from scissorhands.wire import model_shape
 from scissorhands_server.manager.settings import ManagerSettings
 from scissorhands_server.manager.stream import MessageStream
@@ -28,7 +28,7 @@ class ReceivedSnapshot:
 
     header: cache_manager_pb2.SnapshotHeader
     grant: Grant
-    parts: list[cache_manager_pb2.Evidence]
+    parts: list[plan_pb2.Evidence]
 
     @property
     def kv_heads(self) -> int:

@@ -11,7 +11,7 @@ import grpc
 from scissorhands.errors import InvalidRequestError
 from scissorhands.plan_wire import MOST_SNAPSHOTS, plan_requests, read_plan
 from scissorhands.snapshot import Plan, Snapshot
-from scissorhands.v1 import cache_manager_pb2
+from scissorhands.v1 import cache_manager_pb2, plan_pb2
 from scissorhands_server.worker.link import ManagerLink
 
 # How long a snapshot waits for others of the same step, in seconds.
@@ -113,7 +113,7 @@ class PlanCalls:
                 if not asked.plan.done():
                     asked.plan.set_result(None)
 
-    def _settle(self, asked: _Asked, result: cache_manager_pb2.PlanResult) -> None:
+    def _settle(self, asked: _Asked, result: plan_pb2.PlanResult) -> None:
         if asked.plan.done():
             return
         try:
