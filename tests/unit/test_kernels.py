@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 import torch
@@ -215,7 +216,8 @@ def test_kernels_compile_for_a_gpu(tmp_path):
     """For sm_90, to machine code; no GPU is needed."""
     environment = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
     command = [sys.executable, "-m", "support.compile_kernels"]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=250, check=False)
+    tests = Path(__file__).parent.parent
+    done = subprocess.run(command, cwd=tests, env=environment, capture_output=True, text=True, timeout=250, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     compiled = done.stdout.splitlines()
     assert len(compiled) == len(set(compiled)) >= 12
