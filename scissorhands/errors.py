@@ -16,7 +16,9 @@
     │   ├── ManagerUnavailableError
     │   └── StoppingError          we are about to end; another server goes on
     ├── CorruptSegmentError        stored bytes that are not what they should be
-    ├── CorruptRowError            a suspended row that is not whole
+    ├── BrokenRowError             a stored row or prefix that is of no use
+    │   ├── CorruptRowError        bytes of it that are not what they should be
+    │   └── MissingPartError       a part of it that is not there any more
     ├── MismatchError              a suspended row that is of something else; names what differs
     ├── SessionConflictError       another turn of a session runs, or has begun meanwhile
     └── EngineError                a failure inside the engine; ends one request
@@ -153,8 +155,16 @@ class CorruptSegmentError(ScissorhandsError):
     """Bytes of a segment that fail a check."""
 
 
-class CorruptRowError(ScissorhandsError):
-    """A suspended row of which a part is missing, or fails a check."""
+class BrokenRowError(ScissorhandsError):
+    """A stored row or prefix that is of no use."""
+
+
+class CorruptRowError(BrokenRowError):
+    """Bytes of a row or prefix that fail a check."""
+
+
+class MissingPartError(BrokenRowError):
+    """A part of a stored row or prefix that is not there: deleted, out of time, or dropped by the store."""
 
 
 class MismatchError(ScissorhandsError):

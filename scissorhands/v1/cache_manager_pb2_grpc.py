@@ -205,9 +205,9 @@ class CacheManagerServiceServicer(object):
 
     def ResumeSession(self, request, context):
         """ResumeSession takes a session's lease and returns the row that was suspended. ABORTED, before anything is sent, if
-        another turn holds the lease. After the first message, which has the fencing token: NOT_FOUND if nothing is stored,
-        FAILED_PRECONDITION if it is of another model, policy, budget or codec, DATA_LOSS if it is not whole. The lease is
-        held all the same, and is given up by SuspendSession or CloseSession.
+        another turn holds the lease. After the first message, which has the fencing token: NOT_FOUND if nothing is stored, or
+        not all of it any more (MISSING_PART), FAILED_PRECONDITION if it is of another model, policy, budget or codec,
+        DATA_LOSS if it fails a check. The lease is held all the same, and is given up by SuspendSession or CloseSession.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -221,8 +221,8 @@ class CacheManagerServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def LoadPrefix(self, request, context):
-        """LoadPrefix returns the longest stored prefix of a prompt. DATA_LOSS, after the first message, if it is not whole: then
-        it is deleted, and the prompt is read.
+        """LoadPrefix returns the longest stored prefix of a prompt. After the first message: NOT_FOUND (MISSING_PART) if a part
+        is not there any more, DATA_LOSS if one fails a check. Then it is deleted, and the prompt is read.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

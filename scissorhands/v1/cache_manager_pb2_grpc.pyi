@@ -59,15 +59,15 @@ class CacheManagerServiceStub:
     """
     ResumeSession: _grpc.UnaryStreamMultiCallable[_suspension_pb2.ResumeSessionRequest, _suspension_pb2.ResumeSessionResponse]
     """ResumeSession takes a session's lease and returns the row that was suspended. ABORTED, before anything is sent, if
-    another turn holds the lease. After the first message, which has the fencing token: NOT_FOUND if nothing is stored,
-    FAILED_PRECONDITION if it is of another model, policy, budget or codec, DATA_LOSS if it is not whole. The lease is
-    held all the same, and is given up by SuspendSession or CloseSession.
+    another turn holds the lease. After the first message, which has the fencing token: NOT_FOUND if nothing is stored, or
+    not all of it any more (MISSING_PART), FAILED_PRECONDITION if it is of another model, policy, budget or codec,
+    DATA_LOSS if it fails a check. The lease is held all the same, and is given up by SuspendSession or CloseSession.
     """
     DeleteSession: _grpc.UnaryUnaryMultiCallable[_suspension_pb2.DeleteSessionRequest, _suspension_pb2.DeleteSessionResponse]
     """DeleteSession deletes all that the store has of a session. A turn that runs goes on, but is not suspended."""
     LoadPrefix: _grpc.UnaryStreamMultiCallable[_prefix_pb2.LoadPrefixRequest, _prefix_pb2.LoadPrefixResponse]
-    """LoadPrefix returns the longest stored prefix of a prompt. DATA_LOSS, after the first message, if it is not whole: then
-    it is deleted, and the prompt is read.
+    """LoadPrefix returns the longest stored prefix of a prompt. After the first message: NOT_FOUND (MISSING_PART) if a part
+    is not there any more, DATA_LOSS if one fails a check. Then it is deleted, and the prompt is read.
     """
     StorePrefix: _grpc.StreamUnaryMultiCallable[_prefix_pb2.StorePrefixRequest, _prefix_pb2.StorePrefixResponse]
     """StorePrefix stores what a row is at a boundary of its prompt, once for all who ask for it, whole or not at all."""
@@ -117,15 +117,15 @@ class CacheManagerServiceAsyncStub(CacheManagerServiceStub):
     """
     ResumeSession: _aio.UnaryStreamMultiCallable[_suspension_pb2.ResumeSessionRequest, _suspension_pb2.ResumeSessionResponse]  # type: ignore[assignment]
     """ResumeSession takes a session's lease and returns the row that was suspended. ABORTED, before anything is sent, if
-    another turn holds the lease. After the first message, which has the fencing token: NOT_FOUND if nothing is stored,
-    FAILED_PRECONDITION if it is of another model, policy, budget or codec, DATA_LOSS if it is not whole. The lease is
-    held all the same, and is given up by SuspendSession or CloseSession.
+    another turn holds the lease. After the first message, which has the fencing token: NOT_FOUND if nothing is stored, or
+    not all of it any more (MISSING_PART), FAILED_PRECONDITION if it is of another model, policy, budget or codec,
+    DATA_LOSS if it fails a check. The lease is held all the same, and is given up by SuspendSession or CloseSession.
     """
     DeleteSession: _aio.UnaryUnaryMultiCallable[_suspension_pb2.DeleteSessionRequest, _suspension_pb2.DeleteSessionResponse]  # type: ignore[assignment]
     """DeleteSession deletes all that the store has of a session. A turn that runs goes on, but is not suspended."""
     LoadPrefix: _aio.UnaryStreamMultiCallable[_prefix_pb2.LoadPrefixRequest, _prefix_pb2.LoadPrefixResponse]  # type: ignore[assignment]
-    """LoadPrefix returns the longest stored prefix of a prompt. DATA_LOSS, after the first message, if it is not whole: then
-    it is deleted, and the prompt is read.
+    """LoadPrefix returns the longest stored prefix of a prompt. After the first message: NOT_FOUND (MISSING_PART) if a part
+    is not there any more, DATA_LOSS if one fails a check. Then it is deleted, and the prompt is read.
     """
     StorePrefix: _aio.StreamUnaryMultiCallable[_prefix_pb2.StorePrefixRequest, _prefix_pb2.StorePrefixResponse]  # type: ignore[assignment]
     """StorePrefix stores what a row is at a boundary of its prompt, once for all who ask for it, whole or not at all."""
@@ -226,9 +226,9 @@ class CacheManagerServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_suspension_pb2.ResumeSessionResponse], _abc.AsyncIterator[_suspension_pb2.ResumeSessionResponse]]:
         """ResumeSession takes a session's lease and returns the row that was suspended. ABORTED, before anything is sent, if
-        another turn holds the lease. After the first message, which has the fencing token: NOT_FOUND if nothing is stored,
-        FAILED_PRECONDITION if it is of another model, policy, budget or codec, DATA_LOSS if it is not whole. The lease is
-        held all the same, and is given up by SuspendSession or CloseSession.
+        another turn holds the lease. After the first message, which has the fencing token: NOT_FOUND if nothing is stored, or
+        not all of it any more (MISSING_PART), FAILED_PRECONDITION if it is of another model, policy, budget or codec,
+        DATA_LOSS if it fails a check. The lease is held all the same, and is given up by SuspendSession or CloseSession.
         """
 
     @_abc_1.abstractmethod
@@ -245,8 +245,8 @@ class CacheManagerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _prefix_pb2.LoadPrefixRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_prefix_pb2.LoadPrefixResponse], _abc.AsyncIterator[_prefix_pb2.LoadPrefixResponse]]:
-        """LoadPrefix returns the longest stored prefix of a prompt. DATA_LOSS, after the first message, if it is not whole: then
-        it is deleted, and the prompt is read.
+        """LoadPrefix returns the longest stored prefix of a prompt. After the first message: NOT_FOUND (MISSING_PART) if a part
+        is not there any more, DATA_LOSS if one fails a check. Then it is deleted, and the prompt is read.
         """
 
     @_abc_1.abstractmethod

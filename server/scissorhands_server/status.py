@@ -12,6 +12,7 @@ from google.rpc import code_pb2, error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
 from scissorhands.errors import (
+    BrokenRowError,
     BudgetTooSmallError,
     CapacityError,
     ConfigurationError,
@@ -21,6 +22,7 @@ from scissorhands.errors import (
     InvalidRequestError,
     ManagerUnavailableError,
     MismatchError,
+    MissingPartError,
     NotFoundError,
     QuotaError,
     ScissorhandsError,
@@ -67,7 +69,9 @@ STATUS_TABLE: dict[type[ScissorhandsError], StatusRow] = {
     ManagerUnavailableError: StatusRow(grpc.StatusCode.UNAVAILABLE, "MANAGER_UNAVAILABLE"),
     StoppingError: StatusRow(grpc.StatusCode.UNAVAILABLE, "STOPPING"),
     CorruptSegmentError: StatusRow(grpc.StatusCode.DATA_LOSS, "CORRUPT_SEGMENT"),
+    BrokenRowError: StatusRow(grpc.StatusCode.DATA_LOSS, "BROKEN_ROW"),
     CorruptRowError: StatusRow(grpc.StatusCode.DATA_LOSS, "CORRUPT_ROW"),
+    MissingPartError: StatusRow(grpc.StatusCode.NOT_FOUND, "MISSING_PART"),
     MismatchError: StatusRow(grpc.StatusCode.FAILED_PRECONDITION, "MISMATCH"),
     SessionConflictError: StatusRow(grpc.StatusCode.ABORTED, "SESSION_CONFLICT"),
     EngineError: StatusRow(grpc.StatusCode.INTERNAL, "ENGINE"),

@@ -53,6 +53,6 @@ def test_every_rule_is_loaded_and_evaluated(recording):
     assert loaded.keys() == {rule.get("record") or rule["alert"] for _, rule in rules()}
     for rule in loaded.values():
         assert (rule["health"], rule.get("lastError", "")) == ("ok", "")
-    # Nothing was wrong for long enough. Objects go while others read them here, which counts as a missing part.
+    # Nothing was wrong for long enough. Objects go while others read them here, which is no wrong byte.
     alerts = [alert for rule in loaded.values() for alert in rule.get("alerts", ()) if alert["state"] == "firing"]
-    assert {alert["labels"]["alertname"] for alert in alerts} <= {"ScissorhandsCorruptData"}
+    assert not alerts

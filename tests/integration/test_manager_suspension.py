@@ -188,14 +188,15 @@ async def test_a_row_that_is_not_whole_is_not_given_out(manager, redis_server, c
         else:
             redis_server.command("SETRANGE", f"{OWNER}:record", 40, b"\xff\xff")
         turn = await resume(stub)
-        assert turn.code is DATA_LOSS
-        assert "CORRUPT_ROW" in reason(turn.error)
+        assert turn.code is (NOT_FOUND if damage == "missing" else DATA_LOSS)
+        assert ("MISSING_PART" if damage == "missing" else "CORRUPT_ROW") in reason(turn.error)
         assert len(turn.data) < len(DATA)
         # The turn holds its session all the same, and leaves a whole row.
         await suspend(stub, turn.fence, PIECES)
         assert (await resume(stub)).data == DATA
         assert (await resume(stub, session_id="s2")).data == b"".join(foreign)
-    assert manager.metric('resumptions_total{result="corrupt"}') == 1
+    results = {name: manager.metric(f'resumptions_total{{result="{name}"}}') for name in ("corrupt", "missing")}
+    assert results == {"corrupt": damage != "missing", "missing": damage == "missing"}
 
 
 async def test_a_row_of_something_else_is_not_given_out(manager, redis_server, connect):

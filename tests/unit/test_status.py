@@ -59,6 +59,8 @@ def test_reasons_are_distinct():
         (errors.StoppingError(), grpc.StatusCode.UNAVAILABLE),
         (errors.SessionConflictError("taken"), grpc.StatusCode.ABORTED),
         (errors.CorruptSegmentError("bad"), grpc.StatusCode.DATA_LOSS),
+        (errors.CorruptRowError("bad"), grpc.StatusCode.DATA_LOSS),
+        (errors.MissingPartError("gone"), grpc.StatusCode.NOT_FOUND),
         (errors.EngineError("bug"), grpc.StatusCode.INTERNAL),
     ],
 )

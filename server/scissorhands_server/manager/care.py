@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from scissorhands.errors import CorruptRowError, CorruptSegmentError, InvalidRequestError, StoreUnavailableError
+from scissorhands.errors import BrokenRowError, CorruptSegmentError, InvalidRequestError, StoreUnavailableError
 from scissorhands.v1 import store_pb2
 from scissorhands_server.manager.checks import check_session_id
 from scissorhands_server.manager.janitor import Janitor
@@ -61,7 +61,7 @@ class Care:
         broken = ""
         try:
             await self._rows.verify(session_id)
-        except CorruptRowError as error:
+        except BrokenRowError as error:
             broken = str(error)
             await self._space.discard(name, "broken")
         await self._rows.unpause(session_id)
@@ -139,7 +139,7 @@ class Care:
                 found.size_bytes = await keeper.verify(name.name)
         except TimeoutError:
             found.error = f"it was not read within {seconds:g} s"
-        except (CorruptRowError, CorruptSegmentError) as error:
+        except (BrokenRowError, CorruptSegmentError) as error:
             found.error = str(error)
             found.deleted = delete and await self._space.discard(name, "broken")
         return found

@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from scissorhands.errors import CorruptRowError, CorruptSegmentError, StoreFullError, StoreUnavailableError
+from scissorhands.errors import BrokenRowError, CorruptSegmentError, StoreFullError, StoreUnavailableError
 from scissorhands_server.manager.keeper import Keeper
 from scissorhands_server.manager.metrics import ManagerMetrics
 from scissorhands_server.manager.space import Space
@@ -153,7 +153,7 @@ class Janitor:
         """Enter an object that has no entry."""
         try:
             size = await keeper.measure(known.name)
-        except (CorruptRowError, CorruptSegmentError):
+        except (BrokenRowError, CorruptSegmentError):
             async for mend in self._broken(known, 0, dry_run=dry_run):
                 yield mend
             return
@@ -170,7 +170,7 @@ class Janitor:
             return
         try:
             size = await keeper.measure(known.name)
-        except (CorruptRowError, CorruptSegmentError):
+        except (BrokenRowError, CorruptSegmentError):
             async for mend in self._broken(known, entry.size, dry_run=dry_run):
                 yield mend
             return

@@ -51,7 +51,7 @@ class Keeper(ABC):
         """Return an object's bytes; 0 if it is gone.
 
         Raises:
-            CorruptRowError: A part of it is missing, so it is of no use.
+            MissingPartError: A part of it is missing, so it is of no use.
         """
 
     @abstractmethod
@@ -59,7 +59,7 @@ class Keeper(ABC):
         """Read all of an object, part by part, and check every checksum; return its bytes, 0 if it is gone.
 
         Raises:
-            CorruptRowError: It is not whole.
+            BrokenRowError: It is not whole.
             CorruptSegmentError: It is not whole.
         """
 

@@ -23,6 +23,7 @@ SUSPENSION_RESULTS = (
     "conflict",
     "mismatch",
     "corrupt",
+    "missing",
     "store_unavailable",
     "store_full",
     "quota",

@@ -7,7 +7,13 @@ from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing, suppress
 from functools import partial
 
-from scissorhands.errors import CorruptRowError, InvalidRequestError, MismatchError, StoreUnavailableError
+from scissorhands.errors import (
+    BrokenRowError,
+    CorruptRowError,
+    InvalidRequestError,
+    MismatchError,
+    StoreUnavailableError,
+)
 from scissorhands.prefix import KEY_BYTES, MAX_BOUNDARIES, PartPlace, PrefixManifest, in_transfer
 from scissorhands.v1 import prefix_pb2
 from scissorhands_server.chunks import chunks
@@ -63,7 +69,7 @@ class Prefixes:
 
         Raises:
             InvalidRequestError: The boundaries are malformed.
-            CorruptRowError: What is stored is not whole; what is broken of it is deleted.
+            BrokenRowError: What is stored is not whole; what is broken of it is deleted.
             CapacityError: Too many rows are on their way.
             StoreUnavailableError: The store does not answer.
         """
@@ -176,7 +182,7 @@ class Prefixes:
         try:
             data = await self._stored.fetch(found, place.rank)
             place.part.check(data)
-        except CorruptRowError as error:
+        except BrokenRowError as error:
             await self._broken(found.manifest.key, error)
             raise
         return data
@@ -186,7 +192,7 @@ class Prefixes:
         names = [self._stored.object_name(found.manifest.key.hex()) for found in chain]
         await self._space.use(names, pinned=pinned, ttl=self._stored.ttl)
 
-    async def _broken(self, key: bytes, error: CorruptRowError) -> None:
+    async def _broken(self, key: bytes, error: BrokenRowError) -> None:
         LOGGER.warning("a stored prefix is deleted: %s", error)
         self._metrics.prefixes_broken.inc()
         with suppress(StoreUnavailableError):

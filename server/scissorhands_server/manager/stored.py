@@ -85,7 +85,7 @@ class StoredSegments(Keeper):
             raise _missing(session_id, epoch)
         size = header_size(data[:START_BYTES])
         if size > len(data):
-            data += await self._store.get_range(owner, page, len(data), size - len(data))
+            data += await self._read(session_id, epoch, len(data), size - len(data))
         header = parse_header(data)
         if (header.identity.session_id, header.epoch) != (session_id, epoch):
             raise CorruptSegmentError(f"segment {epoch} of session {session_id} is another one")
@@ -155,7 +155,7 @@ class StoredSegments(Keeper):
         if size == 0:
             return b""
         data = await self._store.get_range(self._owner(session_id), _page(epoch), start, size)
-        if not data:
+        if not data and await self._store.stat(self._owner(session_id), _page(epoch)) is None:
             raise _missing(session_id, epoch)
         if len(data) != size:
             raise CorruptSegmentError(f"segment {epoch} of session {session_id} is truncated")

@@ -14,7 +14,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
 
-from scissorhands.errors import CorruptRowError
+from scissorhands.errors import BrokenRowError, CorruptRowError, MissingPartError
 from scissorhands.prefix import KEY_BYTES, PrefixManifest
 from scissorhands_server.manager.keeper import PREFIX, UNLISTED_SECONDS, Keeper
 from scissorhands_server.manager.parts import in_order
@@ -121,7 +121,7 @@ class StoredPrefixes(Keeper):
         if None in await asyncio.gather(*(self._store.stat(owner, part) for part in names)):
             if await self.find(found.manifest.key) is None:
                 return 0
-            raise CorruptRowError("a part of a prefix is missing")
+            raise MissingPartError("a part of a prefix is missing")
         return size_of(found.manifest)
 
     async def verify(self, name: str) -> int:
@@ -135,7 +135,7 @@ class StoredPrefixes(Keeper):
             async with aclosing(in_order(fetches)) as parts:
                 async for data in parts:
                     next(expected).check(data)
-        except CorruptRowError:
+        except BrokenRowError:
             if await self.find(found.manifest.key) == found:
                 raise
             return 0  # It was deleted meanwhile.
@@ -159,12 +159,12 @@ class StoredPrefixes(Keeper):
         """Return a part of a boundary, unchecked.
 
         Raises:
-            CorruptRowError: It is missing.
+            MissingPartError: It is missing.
             StoreUnavailableError: The store does not answer.
         """
         data = await self._store.get(self._owner(found.manifest.key), _part(found.writer, index))
         if data is None:
-            raise CorruptRowError(f"part {index} of a prefix is missing")
+            raise MissingPartError(f"part {index} of a prefix is missing")
         return data
 
     def _owner(self, key: bytes) -> str:

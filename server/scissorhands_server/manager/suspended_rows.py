@@ -16,7 +16,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, replace
 from functools import partial
 
-from scissorhands.errors import CorruptRowError, NotFoundError, SessionConflictError
+from scissorhands.errors import BrokenRowError, CorruptRowError, MissingPartError, NotFoundError, SessionConflictError
 from scissorhands.suspended import Manifest
 from scissorhands_server.manager.keeper import ROW, UNLISTED_SECONDS, Keeper
 from scissorhands_server.manager.parts import in_order
@@ -188,7 +188,7 @@ class SuspendedRows(Keeper):
         """Yield a suspended row's parts, unchecked; the next is fetched while one is looked at.
 
         Raises:
-            CorruptRowError: One is missing.
+            MissingPartError: One is missing.
             StoreUnavailableError: The store does not answer.
         """
         owner = self._owner(session_id)
@@ -196,7 +196,7 @@ class SuspendedRows(Keeper):
         async def fetch(index: int) -> bytes:
             data = await self._store.get(owner, _part(record.written, index))
             if data is None:
-                raise CorruptRowError(f"part {index} of session {session_id!r} is missing")
+                raise MissingPartError(f"part {index} of session {session_id!r} is missing")
             return data
 
         async with aclosing(in_order([partial(fetch, index) for index in range(len(manifest.parts))])) as parts:
@@ -240,7 +240,7 @@ class SuspendedRows(Keeper):
             found = await asyncio.gather(*(self._store.stat(owner, part) for part in names[start : start + _LOOKUPS]))
             # Unless a turn has ended meanwhile, and its row has taken the place of this one.
             if None in found and await self.find(name) == record:
-                raise CorruptRowError(f"a part of session {name!r} is missing")
+                raise MissingPartError(f"a part of session {name!r} is missing")
         return _size(record)
 
     async def verify(self, name: str) -> int:
@@ -256,7 +256,7 @@ class SuspendedRows(Keeper):
             async with aclosing(self.parts(name, record, manifest)) as parts:
                 async for data in parts:
                     next(expected).check(data)
-        except CorruptRowError:
+        except BrokenRowError:
             if await self.find(name) == record:
                 raise
             return 0

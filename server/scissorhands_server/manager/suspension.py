@@ -7,6 +7,7 @@ from contextlib import aclosing, suppress
 from functools import partial
 
 from scissorhands.errors import (
+    BrokenRowError,
     CorruptRowError,
     InvalidRequestError,
     MismatchError,
@@ -64,7 +65,7 @@ class Suspension:
             SessionConflictError: Another turn holds the lease.
             NotFoundError: Nothing is stored; the lease is held.
             MismatchError: What is stored is of something else; the lease is held.
-            CorruptRowError: What is stored is not whole; the lease is held.
+            BrokenRowError: What is stored is not whole; the lease is held.
             StoreUnavailableError: The store does not answer.
         """
         check_session_id(asked.session_id)
@@ -78,7 +79,7 @@ class Suspension:
                 async with aclosing(self._chunks(asked, record)) as sent:
                     async for chunk in sent:
                         yield RowChunk(chunk)
-            except CorruptRowError:
+            except BrokenRowError:
                 # The rest of it is of no use to anybody.
                 with suppress(StoreUnavailableError):
                     await self._space.discard(self._rows.object_name(asked.session_id), "broken", held=True)

@@ -8,6 +8,7 @@ FAILURES = (
     "late",
     "manager_unavailable",
     "mismatch",
+    "missing",
     "no_room",
     "quota",
     "store_full",

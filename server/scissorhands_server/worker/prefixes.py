@@ -182,7 +182,7 @@ class Prefixes:
 
         def missed(reason: str) -> None:
             self._missed(reason)
-            if reason == "corrupt":
+            if reason in ("corrupt", "missing"):
                 prefix.want(places)
 
         return misses(self._link, missed, "a prefix")

@@ -10,6 +10,7 @@ MISSES = (
     "late",
     "manager_unavailable",
     "mismatch",
+    "missing",
     "no_room",
     "quota",
     "store_full",

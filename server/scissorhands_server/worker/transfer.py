@@ -28,7 +28,12 @@ _REASONS = {
     grpc.StatusCode.UNAVAILABLE: "manager_unavailable",
 }
 # What a manager says of its store, which is no failure of its own.
-_TOLD = {"STORE_UNAVAILABLE": "store_unavailable", "STORE_FULL": "store_full", "QUOTA": "quota"}
+_TOLD = {
+    "STORE_UNAVAILABLE": "store_unavailable",
+    "STORE_FULL": "store_full",
+    "QUOTA": "quota",
+    "MISSING_PART": "missing",
+}
 
 Response = TypeVar("Response", suspension_pb2.ResumeSessionResponse, prefix_pb2.LoadPrefixResponse)
 
