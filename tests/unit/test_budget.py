@@ -3,7 +3,7 @@
 import math
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scissorhands.budget import (
@@ -128,6 +128,7 @@ def test_the_smallest_budget_is_the_smallest(name, preset):
 
 
 @pytest.mark.parametrize(("name", "preset"), ALL)
+@settings(deadline=None, derandomize=True)
 @given(overrides=st.dictionaries(st.sampled_from(["recent", "sinks", "drop", "chunk"]), st.integers(1, 2**32 - 1)))
 def test_the_smallest_budget_of_any_overrides_is_found_and_valid(name, preset, overrides):
     parameters = apply_overrides(get_policy(name, preset).parameters, overrides)
