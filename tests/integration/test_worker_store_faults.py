@@ -40,7 +40,7 @@ async def nothing_leaks(manager, redis, *made, sessions=("c1",)):
         stub = cache_manager_pb2_grpc.CacheManagerServiceStub(channel)
         for name in sessions:
             await stub.DeleteSession(suspension_pb2.DeleteSessionRequest(session_id=name), timeout=10)
-    await until(lambda: redis.command("DBSIZE") == b":0\r\n", "the store to be empty")
+    await until(redis.holds_nothing, "the store to be empty")
 
 
 async def first_turn(stub, **more):
