@@ -83,7 +83,7 @@ def figures(served: Served) -> dict[str, float]:
 @asynccontextmanager
 async def manager(store_url: str) -> AsyncIterator[str]:
     """Run a manager as a process of its own; yield its address."""
-    async with _program(r"manager ready on (\S+)", "manager", "--store-url", store_url) as ready:
+    async with program(r"manager ready on (\S+)", "manager", "--store-url", store_url) as ready:
         yield ready[1]
 
 
@@ -102,7 +102,7 @@ async def worker_process(model: str, *options: str) -> AsyncIterator[Served]:
     """Run a worker as a process of its own, with these options; yield a client of it."""
     pattern = r"worker ready on (\S+), metrics on (\S+)"
     async with (
-        _program(pattern, "worker", "--model", model, *options) as ready,
+        program(pattern, "worker", "--model", model, *options) as ready,
         _served(ready[1], ready[2]) as served,
     ):
         yield served
@@ -121,7 +121,7 @@ async def _served(address: str, metrics: str) -> AsyncIterator[Served]:
 
 
 @asynccontextmanager
-async def _program(pattern: str, name: str, *options: str) -> AsyncIterator[re.Match[str]]:
+async def program(pattern: str, name: str, *options: str) -> AsyncIterator[re.Match[str]]:
     """Run one of our servers as its operators do, with one thread; yield what it prints once it is ready."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "scissorhands", name, *options),
@@ -131,13 +131,14 @@ async def _program(pattern: str, name: str, *options: str) -> AsyncIterator[re.M
     )
     assert process.stdout is not None
     try:
-        ready = None
+        ready, said = None, ""
         async with asyncio.timeout(_READY_SECONDS):
             while ready is None:
                 line = (await process.stdout.readline()).decode()
                 if not line:
                     raise RuntimeError(f"the {name} ended before it was ready")
-                ready = re.search(pattern, line)
+                said += line
+                ready = re.search(pattern, said)
         yield ready
     finally:
         if process.returncode is None:

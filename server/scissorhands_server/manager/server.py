@@ -5,7 +5,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, ProcessCollector
 
 from scissorhands.ledger import Ledger, LedgerLimits
 from scissorhands.v1 import cache_manager_pb2_grpc
@@ -70,6 +70,7 @@ async def serve(settings: ManagerSettings, announce: Callable[[str], None]) -> N
             url = embedded.url
             announce(f"no --store-url was given: started an embedded store at {url}")
         registry = CollectorRegistry()
+        ProcessCollector(registry=registry)
         host = await stack.enter_async_context(_manager(settings, url, registry))
         port = host.bind(settings.host, settings.port)
         metrics_host = settings.metrics_host or settings.host

@@ -8,7 +8,7 @@ from typing import Self
 
 import click
 import torch
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, ProcessCollector
 
 from scissorhands.cache import ResidentCache
 from scissorhands.probe import probe
@@ -86,6 +86,7 @@ class Worker:
     def __init__(self, settings: WorkerSettings, loaded: LoadedModel) -> None:
         self._settings = settings
         registry = CollectorRegistry()
+        ProcessCollector(registry=registry)
         metrics = WorkerMetrics(registry, loaded.info.name, settings.most_rows, settings.queue)
         loop = asyncio.get_running_loop()
         self._link = ManagerLink(settings.manager, metrics, settings.manager_deadline) if settings.manager else None
