@@ -197,13 +197,13 @@ class Ledger:
     def renew(self, spec: cache_manager_pb2.SessionSpec) -> SessionRecord:
         """Extend the lease of a session, recreating it from ``spec`` if it is unknown. A closed one stays closed.
 
-        What is said of an earlier turn changes nothing.
+        What is said of an earlier turn changes nothing; a later one, opened at another manager, is a new one here.
 
         Raises:
             CapacityError: It is unknown and the ledger is full of open sessions.
         """
         record = self.find(spec.session_id)
-        if record is None:
+        if record is None or spec.fence > record.spec.fence:
             return self.open(spec)
         if spec.fence < record.spec.fence:
             return record

@@ -56,6 +56,22 @@ def test_an_open_session_lives_as_long_as_its_lease_is_renewed(ledger, clock):
     assert ledger.get("a").state is SessionState.EXPIRED
 
 
+def test_a_later_turn_that_another_manager_opened_is_open_here(ledger):
+    """It is heard of by its plans and renewals only."""
+    first = spec()
+    first.fence = 1
+    ledger.close(ledger.open(first), discard=False)
+    ledger.stored(ledger.get("a"), segment())
+    later = spec()
+    later.fence = 2
+    record = ledger.renew(later)
+    assert record.state is SessionState.OPEN
+    assert set(record.segments) == {0}
+    assert ledger.renew(first).spec.fence == 2
+    ledger.close(record, discard=False)
+    assert ledger.renew(later).state is SessionState.CLOSED
+
+
 def test_an_expired_session_comes_back_with_its_next_call(ledger, clock):
     record = ledger.open(spec())
     ledger.evicted(record, tally())
