@@ -42,6 +42,8 @@ class GrpcHost:
         services: Full names of the services, for reflection and health.
         interceptors: Server interceptors, outermost first.
         max_concurrent_calls: Calls in progress at once, health and reflection included; more are refused.
+        connection_seconds: How long a connection gets new calls, about; then its client connects anew, and looks up
+            the name for that, so it finds servers that were added. Calls in progress go on.
     """
 
     def __init__(
@@ -49,10 +51,12 @@ class GrpcHost:
         services: Sequence[str],
         interceptors: "Sequence[grpc.aio.ServerInterceptor[Any, Any]]" = (),
         max_concurrent_calls: int = 1024,
+        connection_seconds: float = 300.0,
     ) -> None:
         self.services = tuple(services)
+        options = [*_server_options(), ("grpc.max_connection_age_ms", round(connection_seconds * 1000))]
         self.server: grpc.aio.Server = grpc.aio.server(
-            interceptors=tuple(interceptors), options=_server_options(), maximum_concurrent_rpcs=max_concurrent_calls
+            interceptors=tuple(interceptors), options=options, maximum_concurrent_rpcs=max_concurrent_calls
         )
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined] # Its stubs lack it.
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self.server)

@@ -1,7 +1,8 @@
 """The link to the cache manager: one channel, its health, and the sessions that this worker holds there.
 
 Nothing here is waited for by the engine. While the manager is away, its answers are simply missing: grants and plans
-are computed here, segments wait within their bound, and the health check finds the manager again.
+are computed here, segments wait within their bound, and the health check finds the manager again. Behind its name may
+be several managers, each of which can answer any call: the link is up while one of them answers.
 """
 
 import asyncio
@@ -16,6 +17,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from scissorhands.errors import CapacityError, InvalidRequestError
 from scissorhands.v1 import budget_pb2, cache_manager_pb2, cache_manager_pb2_grpc, model_pb2
 from scissorhands_server.row_messages import RowCalls
+from scissorhands_server.worker.balancing import balanced_channel
 from scissorhands_server.worker.metrics import WorkerMetrics
 
 LOGGER = logging.getLogger(__name__)
@@ -35,22 +37,12 @@ _REASONS = {
 
 _UNANSWERED = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
 
-_OPTIONS = [
-    # The manager is a neighbor; a proxy for the way out of the network does not know it.
-    ("grpc.enable_http_proxy", 0),
-    ("grpc.keepalive_time_ms", 20_000),
-    ("grpc.keepalive_timeout_ms", 5_000),
-    # A manager that comes back is found within a second, however long it was away.
-    ("grpc.initial_reconnect_backoff_ms", 200),
-    ("grpc.max_reconnect_backoff_ms", 1_000),
-]
-
 
 class ManagerLink:
     """A worker's connection to its manager. Lives on the event loop; :attr:`up` may be read from any thread.
 
     Args:
-        address: ``host:port`` of the manager.
+        address: ``host:port`` of the manager, or of several (:func:`balanced_channel`).
         metrics: The worker's metrics.
         deadline: Deadline of calls, in seconds.
     """
@@ -60,9 +52,10 @@ class ManagerLink:
         self.deadline = deadline
         self.metrics = metrics
         self._up = asyncio.Event()
+        self._doubt = asyncio.Event()
         self._sessions: dict[str, cache_manager_pb2.SessionSpec] = {}
         self._lease = DEFAULT_LEASE_SECONDS
-        self._channel = grpc.aio.insecure_channel(address, options=_OPTIONS)
+        self._channel = balanced_channel(address)
         self.stub = cache_manager_pb2_grpc.CacheManagerServiceStub(self._channel)
         self.rows = RowCalls(self._channel)
         self._health = health_pb2_grpc.HealthStub(self._channel)
@@ -99,9 +92,12 @@ class ManagerLink:
         self.metrics.manager_up.set(0)
 
     def failed(self, error: grpc.aio.AioRpcError) -> None:
-        """Count a failed call; one that got no answer makes the manager suspect."""
+        """Count a failed call; after one that got no answer, the health check looks at once whether anybody answers."""
         self.metrics.manager_errors.labels(_REASONS.get(error.code(), "other")).inc()
         if error.code() in _UNANSWERED:
+            self._doubt.set()
+        if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+            # Whoever lets a deadline pass may let the check's pass as well.
             self.suspect()
 
     def session(self, session_id: str) -> cache_manager_pb2.SessionSpec | None:
@@ -180,7 +176,10 @@ class ManagerLink:
 
     async def _watch(self) -> None:
         while True:
-            await asyncio.sleep(HEALTH_INTERVAL_SECONDS)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(HEALTH_INTERVAL_SECONDS):
+                    await self._doubt.wait()
+            self._doubt.clear()
             await self._check()
 
     async def _check(self) -> None:

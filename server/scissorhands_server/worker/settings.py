@@ -29,7 +29,11 @@ class WorkerSettings(ServerSettings):
     metrics_port: int = Field(
         default=9101, ge=0, le=65535, description="Port of the metrics endpoint; 0: any free one."
     )
-    manager: str = Field(default="", description="Address of the cache manager, host:port; none plans locally.")
+    manager: str = Field(
+        default="",
+        description="Address of the cache manager, host:port; none plans locally. Calls take turns over all addresses "
+        "of the host, or over those of a list such as ipv4:10.0.0.1:50052,10.0.0.2:50052.",
+    )
     worker_id: str = Field(default="", max_length=64, description="Id of this worker; none makes one up.")
     rows: int = Field(
         default=0,
