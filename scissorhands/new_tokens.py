@@ -31,6 +31,9 @@ class NewTokens(NamedTuple):
 
     def parts(self, count: int) -> Iterator["NewTokens"]:
         """Yield ``count`` equal shares of the heads."""
+        if count == 1:
+            yield self
+            return
         shares = (states.chunk(count, dim=1) for states in self[:3])
         for query, keys, values in zip(*shares, strict=True):
             yield NewTokens(query, keys, values, self.scaling, self.kinds)

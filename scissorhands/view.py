@@ -9,6 +9,7 @@ from transformers import Cache
 from scissorhands.attention import adjacent_runs, attend, tag
 from scissorhands.errors import InvalidRequestError
 from scissorhands.new_tokens import NewTokens
+from scissorhands.one_token import Lanes, attend_one, fits, lanes_of
 from scissorhands.row import Row
 from scissorhands.span import Span
 
@@ -30,6 +31,8 @@ class StepView(Cache):
         # ``[batch, a]`` uint8, kinds of the tokens of the pass under way; None if nobody tells (scissorhands.kinds).
         self.kinds: torch.Tensor | None = None
         self._spans: dict[tuple[int, int, tuple[int, ...], int], Span] = {}
+        # Of each run of rows, by its pool, its first row and its size, where one new token of each goes in each layer.
+        self._lanes: dict[tuple[int, int, int], list[Lanes]] = {}
 
     def __len__(self) -> int:
         return self.rows[0].pool.model_layers if self.rows else 0
@@ -56,6 +59,8 @@ class StepView(Cache):
     def attend(self, layer: int, new: NewTokens, mask: torch.Tensor | None = None) -> torch.Tensor:
         """Append and attend in one layer, pool by pool."""
         del mask
+        if layer == 0:
+            self._lanes.clear()
         new = new._replace(kinds=self.kinds)
         # Rows that already hold this pass, because it failed later on, are attended to apart from those that do not.
         places = [((id(row.pool), _held_parts(row, layer)), row.index) for row in self.rows]
@@ -141,12 +146,22 @@ class StepView(Cache):
         parts = pool.parts(layer)
         outputs = []
         for part, own in zip(parts, new.parts(len(parts)), strict=True):
-            span = self._span(rows, part, incoming, device)
+            held = pool.layers[part]
             observe = part >= rows[0].observed_layers
-            outputs.append(attend(pool.layers[part], span, own, observe=observe))
+            if fits(held, own):
+                output = attend_one(held, self._lanes_of(rows, device)[part], own, observe=observe)
+            else:
+                output = attend(held, self._span(rows, part, incoming, device), own, observe=observe)
+            outputs.append(output)
             for row in rows:
                 row.observed_layers = max(row.observed_layers, part + 1)
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)
+
+    def _lanes_of(self, rows: list[Row], device: torch.device) -> list[Lanes]:
+        key = (id(rows[0].pool), rows[0].index, len(rows))
+        if key not in self._lanes:
+            self._lanes[key] = lanes_of(rows, device)
+        return self._lanes[key]
 
     def _span(self, rows: list[Row], layer: int, incoming: int, device: torch.device) -> Span:
         lengths = tuple(row.lengths[layer] for row in rows)

@@ -197,7 +197,7 @@ def test_a_pass_that_failed_halfway_is_repeated_without_counting_twice(failing, 
         raise RuntimeError("boom")
 
     with monkeypatch.context() as patch:
-        patch.setattr(broken, "append", fail)
+        patch.setattr(broken, "append_one", fail)
         with pytest.raises(RuntimeError, match="boom"):
             engine.forward([row], torch.tensor([[5]]))
     repeated, expected = engine.forward([row, twin], torch.tensor([[5], [5]]))
