@@ -5,7 +5,7 @@ import tracemalloc
 import zlib
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scissorhands.errors import CorruptSegmentError
@@ -218,6 +218,7 @@ def test_sections_that_do_not_match_the_shape_are_never_built():
         segment(shape=(3, 2, 8))
 
 
+@settings(deadline=None, derandomize=True)
 @given(st.binary(max_size=400))
 def test_noise_is_refused(noise):
     for data in (noise, MAGIC + noise, MAGIC + b"\x02\x00" + noise):
@@ -225,6 +226,7 @@ def test_noise_is_refused(noise):
             check_segment(data)
 
 
+@settings(deadline=None, derandomize=True)
 @given(
     st.lists(st.tuples(st.integers(0, 1000), st.binary(max_size=64)), min_size=1, max_size=12),
     st.text(max_size=40),
