@@ -44,7 +44,7 @@ from scissorhands.profile import Profile
 from scissorhands_server.heap import keep_large_blocks
 
 # Steps of a run of what never evicts, by rows: enough of them to outweigh the clock, few enough to stay interleaved.
-_STEADY_STEPS = 4
+STEADY_STEPS = 4
 _INTERVALS = (16, 512)
 _SEED = 0
 
@@ -60,7 +60,7 @@ class HuggingFace:
 
     def __init__(self, model: Any, count: int, tokens: int) -> None:
         self._model = model
-        self._size = tokens - _STEADY_STEPS
+        self._size = tokens - STEADY_STEPS
         self._cache = DynamicCache(config=model.config)
         self._tokens = torch.full((count, 1), 100)
         shape = model_shape(model)
@@ -73,11 +73,11 @@ class HuggingFace:
 
     def run(self) -> None:
         """Decode some tokens in each row, and forget them."""
-        for step in range(_STEADY_STEPS):
+        for step in range(STEADY_STEPS):
             positions = torch.full_like(self._tokens, self._size + step)
             output = self._model(input_ids=self._tokens, position_ids=positions, cache=self._cache, use_cache=True)
             self._tokens = output.logits[:, -1].float().argmax(dim=-1, keepdim=True)
-        self._cache.crop(-_STEADY_STEPS)
+        self._cache.crop(-STEADY_STEPS)
 
 
 @click.command()
@@ -130,17 +130,17 @@ def main(
         kept, limit = Batch(ours, granted, count, context), Batch(ours, whole, count, slots)
         small, full = HuggingFace(theirs, count, slots), HuggingFace(theirs, count, context)
         # As many steps as there are from one row's eviction to the next row's, and no fewer than others run.
-        period = max(_STEADY_STEPS, granted.parameters.drop // count)
+        period = max(STEADY_STEPS, granted.parameters.drop // count)
         cases: dict[str, tuple[Callable[[], object], int]] = {
-            "budget": (partial(_steps, kept, count, period), period),
-            "limit": (partial(_steps, limit, count, _STEADY_STEPS), _STEADY_STEPS),
-            "hf_budget": (small.run, _STEADY_STEPS),
-            "hf_full": (full.run, _STEADY_STEPS),
+            "budget": (partial(steps, kept, count, period), period),
+            "limit": (partial(steps, limit, count, STEADY_STEPS), STEADY_STEPS),
+            "hf_budget": (small.run, STEADY_STEPS),
+            "hf_full": (full.run, STEADY_STEPS),
         }
         held = {
             "budget": kept.bytes, "limit": limit.bytes, "hf_budget": small.peak_bytes, "hf_full": full.peak_bytes,
         }  # fmt: skip
-        tasks = [describe(press, every, slots, count, _STEADY_STEPS) for press in presses for every in _INTERVALS]
+        tasks = [describe(press, every, slots, count, STEADY_STEPS) for press in presses for every in _INTERVALS]
         with Decoding(python, model, tasks) as decoding, torch.inference_mode():
             for task in tasks if python else ():
                 cases[task["name"]] = partial(decoding.run, task["name"]), task["steps"]
@@ -171,8 +171,9 @@ def main(
         save_plot(draw(rows, batches), plot)
 
 
-def _steps(batch: Batch, count: int, steps: int) -> None:
-    for _ in range(steps):
+def steps(batch: Batch, count: int, number: int) -> None:
+    """Decode tokens in the first ``count`` rows."""
+    for _ in range(number):
         batch.step(count)
 
 
