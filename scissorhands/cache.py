@@ -144,12 +144,13 @@ class ResidentCache:
         """
         heads, decided = keep.shape
         length = row.lengths[layer]
-        kept, dropped = (np.nonzero(chosen)[1].reshape(heads, -1) for chosen in (keep, ~keep))
+        dropped = np.nonzero(~keep)[1].reshape(heads, -1)
         pool = row.pool.layers[layer]
         taken = pool.take(row.index, torch.from_numpy(dropped).to(self.device))
         if dropped.size:
-            newer = np.broadcast_to(np.arange(decided, length), (heads, length - decided))
-            kept = np.concatenate([kept, newer], axis=1)
+            staying = np.ones((heads, length), dtype=bool)
+            staying[:, :decided] = keep
+            kept = np.nonzero(staying)[1].reshape(heads, -1)
             pool.compact(row.index, torch.from_numpy(kept).to(self.device))
             row.lengths[layer] = kept.shape[1]
             pool.fold(row.index, kept.shape[1], taken)

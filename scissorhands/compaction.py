@@ -37,17 +37,18 @@ def move_stretches(tensors: Sequence[torch.Tensor], slots: torch.Tensor) -> None
     """Do so without a copy, stretch by stretch, for tensors on the host."""
     stretches = [list(_stretches(own)) for own in slots.numpy()]
     for held in tensors:
-        for own, moves in zip(held, stretches, strict=True):
-            # A view of memory moves bytes rightly where source and target overlap, and knows all number types.
-            data = memoryview(own.view(-1).view(torch.uint8).numpy())
-            size = len(data) // len(own)
+        # A view of memory moves bytes rightly where source and target overlap, and bytes are of any number type.
+        rows = held.view(len(held), -1).view(torch.uint8).numpy()
+        size = held.stride(1) * held.element_size()
+        for own, moves in zip(rows, stretches, strict=True):
+            data = memoryview(own)
             for source, target, length in moves:
                 data[target * size : (target + length) * size] = data[source * size : (source + length) * size]
 
 
 def _stretches(slots: npt.NDArray[np.integer]) -> Iterator[tuple[int, int, int]]:
     """Yield the runs of adjacent slots of a head that must move: the first slot, where it goes, and how many."""
-    starts = [0, *(np.flatnonzero(np.diff(slots) > 1) + 1).tolist(), len(slots)]
+    starts = [0, *(np.flatnonzero(slots[1:] - slots[:-1] > 1) + 1).tolist(), len(slots)]
     for target, end in pairwise(starts):
         source = int(slots[target]) if target < end else target
         if source != target:
