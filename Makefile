@@ -9,6 +9,7 @@ TESTS ?=
 PY := $(VENV)/bin/python
 # For what calls programs of the environment by their bare names.
 IN_VENV := PATH="$(abspath $(VENV))/bin:$$PATH"
+RELEASED_CONTRACT := proto/released.binpb
 # What is imported is compiled then; compiling all of torch beforehand takes as long as installing it.
 PIP_INSTALL := $(PY) -m pip install --disable-pip-version-check --progress-bar off --no-compile -c constraints.txt
 
@@ -16,7 +17,7 @@ PIP_INSTALL := $(PY) -m pip install --disable-pip-version-check --progress-bar o
 .DELETE_ON_ERROR:
 # Two installs into one environment at once would break it.
 .NOTPARALLEL:
-.PHONY: help demo test venv venv-all model services proto dashboard reference store-password \
+.PHONY: help demo test venv venv-all model services proto proto-release dashboard reference store-password \
         check check-generated check-proto lint check-types check-layers check-docker format clean
 
 help: ## List the targets
@@ -66,6 +67,9 @@ docker/secrets/store_password:
 	$(PYTHON) -c 'import secrets; print(secrets.token_hex(24))' >$@
 	chmod 444 $@
 
+proto-release: venv ## Make the contract the one that later changes must not break; docs/compatibility.md
+	$(VENV)/bin/buf build proto --exclude-source-info --output $(RELEASED_CONTRACT)
+
 dashboard: venv ## Regenerate the Grafana dashboards
 	$(PY) scripts/generate_dashboard.py
 
@@ -81,8 +85,9 @@ check-generated: venv ## Generated code, dashboards and reference are current
 	$(PY) scripts/generate_dashboard.py --check
 	$(PY) scripts/generate_reference.py --check
 
-check-proto: venv ## The contract's style
+check-proto: venv ## The contract's style, and that it breaks nothing of the last release's
 	$(VENV)/bin/buf lint proto
+	$(VENV)/bin/buf breaking proto --against $(RELEASED_CONTRACT)
 
 lint: venv ## Style and formatting of the code
 	$(VENV)/bin/ruff check .
