@@ -120,6 +120,8 @@ class Ledger:
         # The last snapshot of each session, the one that was used least lately first.
         self._attention: OrderedDict[str, Attention] = OrderedDict()
         self._attention_bytes = 0
+        # Whose lease has run out since :meth:`take_expired` was called.
+        self._expired: set[str] = set()
         # What the heads of models need, over all sessions.
         self.demands = Demands(limits.renewal)
         # Bytes in the store, over all sessions.
@@ -291,6 +293,12 @@ class Ledger:
         """Return the sessions whose segments are still to be deleted."""
         return [record for record in self._records.values() if record.discarded and record.segments]
 
+    def take_expired(self) -> list[SessionRecord]:
+        """Return the sessions whose leases have run out since the last call, if they have segments."""
+        records = [self._records[session_id] for session_id in self._expired]
+        self._expired.clear()
+        return [record for record in records if record.state is SessionState.EXPIRED and record.segments]
+
     def counts(self) -> dict[SessionState, int]:
         """Return how many sessions hold something (a lease or segments), by state."""
         counts = dict.fromkeys(SessionState, 0)
@@ -325,6 +333,7 @@ class Ledger:
         now = self._clock()
         if record.state is SessionState.OPEN and record.lease_end <= now:
             record.state = SessionState.EXPIRED
+            self._expired.add(record.session_id)
             record.ended_at = record.lease_end
             self._forget_attention(record.session_id)
         self._drop_segments(record, [epoch for epoch, held in record.segments.items() if held.expires_at <= now])
@@ -334,6 +343,7 @@ class Ledger:
 
     def _forget(self, record: SessionRecord) -> None:
         self._drop_segments(record, list(record.segments))
+        self._expired.discard(record.session_id)
         del self._records[record.session_id]
 
     def _drop_segments(self, record: SessionRecord, epochs: Sequence[int]) -> None:

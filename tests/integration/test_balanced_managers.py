@@ -151,6 +151,18 @@ async def test_a_session_opened_at_one_manager_is_planned_at_another_and_closed_
         assert await fetch(second, "s1") == {}
 
 
+async def test_a_manager_finds_out_what_another_has_deleted(start_manager, redis_server, connect):
+    managers = [start_manager(store_url=redis_server.url, lease=1) for _ in range(2)]
+    async with connect(managers[0]) as first, connect(managers[1]) as second:
+        session = await opened(first, spec("s1", "h2o"))
+        await offload(second, session, (0, segment(session)))
+        assert managers[1].metric("store_bytes") > 0
+        closing = cache_manager_pb2.CloseSessionRequest(session_id="s1", discard_segments=True)
+        await first.CloseSession(closing, timeout=10)
+        await until(lambda: managers[1].metric("store_bytes") == 0, "the second manager to look")
+        assert managers[1].metric('sessions{state="open"}') == 0
+
+
 async def test_a_conversation_of_one_pair_goes_on_in_another(managers, tmp_path):
     """Each worker knows one manager only; the store is all that they share."""
     more = {"policy": "h2o", "slots": 40, "session_id": "c1"}

@@ -269,6 +269,22 @@ def test_persistence_is_the_mean_over_all_pairs(ledger):
     assert record.persistence == (0.75, 0.5)
 
 
+def test_an_expired_session_with_segments_is_told_once(ledger, clock):
+    record = ledger.open(spec())
+    ledger.stored(record, segment(expires_at=2000))
+    ledger.open(spec("b"))
+    assert ledger.take_expired() == []
+    clock.now += 30
+    ledger.sweep()
+    assert ledger.take_expired() == [record]
+    assert ledger.take_expired() == []
+    ledger.renew(spec())
+    clock.now += 30
+    ledger.sweep()
+    ledger.deleted(record, [0])
+    assert ledger.take_expired() == []
+
+
 def test_an_adopted_session_is_expired_until_its_worker_calls(ledger):
     record = ledger.adopt("a")
     assert record.state is SessionState.EXPIRED

@@ -61,6 +61,7 @@ class Upkeep:
             await self._look_for_store()
             if self._up:
                 await self._discard()
+                await self._reconcile()
             self._metrics.show(self._ledger)
             await asyncio.sleep(INTERVAL_SECONDS)
 
@@ -91,4 +92,13 @@ class Upkeep:
                 await self._segments.discard(record)
             except StoreUnavailableError as error:
                 LOGGER.info("segments of session %s are not deleted yet: %s", record.session_id, error)
+                return
+
+    async def _reconcile(self) -> None:
+        """Look what is stored of sessions whose lease ran out: another manager may have closed them, and deleted it."""
+        for record in self._ledger.take_expired():
+            try:
+                await self._segments.reconcile(record)
+            except StoreUnavailableError as error:
+                LOGGER.info("segments of session %s are told from memory: %s", record.session_id, error)
                 return
