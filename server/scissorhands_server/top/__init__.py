@@ -1,0 +1,1 @@
+"""``scissorhands top``: what the dashboards show, live in the terminal."""
