@@ -5,8 +5,8 @@
 
 Clients ask a worker, each for one answer after the other, with prompts whose lengths are spread evenly on a logarithmic
 scale and mixed, all under a budget of 20 %, with a manager. Then the same worker is asked the same once more, one
-answer at a time: the run fails if an answer is another one then. ``p99_over_median`` is that of the times from one token of an
-answer to the next.
+answer at a time: the run fails if an answer is another one then. ``p99_over_median`` is that of the times from one
+token of an answer to the next.
 """
 
 import asyncio
