@@ -16,7 +16,7 @@ def found(tmp_path_factory):
     folder = tmp_path_factory.mktemp("service")
     (folder / "text").write_text("It is a truth universally acknowledged. " * 20)
     arguments = ["--model", str(tiny_folder()), "--text", str(folder / "text"), "--rows", "2", "--context", "200"]
-    arguments += ["--answer", "400", "--rounds", "2", "--json", str(folder / "a.json"), "--plot", str(folder / "a.png")]
+    arguments += ["--answer", "300", "--rounds", "2", "--json", str(folder / "a.json"), "--plot", str(folder / "a.png")]
     result = CliRunner().invoke(main, arguments, catch_exceptions=False)
     # It fails if an answer through the service is not that of the loop.
     assert result.exit_code == 0, result.output
