@@ -2,12 +2,19 @@
 
 import random
 from dataclasses import dataclass, field
-from itertools import count
+from itertools import count, pairwise
 
 import pytest
 
 from scissorhands.errors import CapacityError, InvalidRequestError
-from scissorhands_server.worker.scheduler import Limits, Priority, Scheduler
+from scissorhands_server.worker.scheduler import (
+    FIRST_STAY_SECONDS,
+    MOST_STAY_SECONDS,
+    Admission,
+    Limits,
+    Priority,
+    Scheduler,
+)
 
 LOW, NORMAL, HIGH = Priority
 AGING = 10.0
@@ -192,19 +199,40 @@ def test_who_was_admitted_by_age_stays():
     assert own.next() is None
 
 
-def test_who_cannot_be_put_away_is_not_proposed_again():
-    own = scheduler(Clock(), rows=2)
+def test_who_cannot_be_put_away_is_left_alone_for_a_while():
+    clock = Clock()
+    own = scheduler(clock, rows=2)
     jobs = [Job(LOW), Job(LOW, arrived=1)]
     for job in jobs:
         own.add(job)
     run(own)
     own.add(Job(HIGH, arrived=2))
-    own.fix(jobs[1])
+    own.leave(jobs[1])
     admission = own.next()
     assert admission is not None
     assert admission.victims == [jobs[0]]
-    own.fix(jobs[0])
+    own.leave(jobs[0])
     assert own.next() is None
+    clock.now = FIRST_STAY_SECONDS
+    assert own.next() == Admission(admission.job, [jobs[1]], "rows")
+
+
+def test_who_is_refused_again_and_again_is_asked_more_and_more_seldom():
+    clock = Clock()
+    own = scheduler(clock, rows=1)
+    job = Job(LOW)
+    own.add(job)
+    run(own)
+    own.add(Job(HIGH))
+    asked = []
+    while clock.now < 60:
+        if own.next() is not None:
+            asked.append(clock.now)
+            own.leave(job)
+        clock.now += FIRST_STAY_SECONDS
+    pauses = [after - before for before, after in pairwise(asked)]
+    assert pauses[:5] == [FIRST_STAY_SECONDS * 2**times for times in range(5)]
+    assert max(pauses) == pauses[-1] == MOST_STAY_SECONDS
 
 
 def test_a_full_queue_takes_as_many_urgent_ones_as_can_take_a_place():

@@ -214,9 +214,9 @@ class Engine:
                 self._seat(admission.job)
 
     def _put_away(self, task: Task, lacks: str) -> bool:
-        """Put a task's row away; False if it must stay, for good."""
+        """Put a task's row away; False if it must stay for now."""
         if not self._parking.put(task, lacks):
-            self._scheduler.fix(task)
+            self._scheduler.leave(task)
             return False
         with self._work:
             self._scheduler.put_away(task)

@@ -3,7 +3,7 @@
 A row's whole state goes, and what it is about to evict: the snapshot in flight and the plan that was asked for. So it
 goes on exactly where it was. Reading its prompt and its answer anew would not do: what was decoded token by token would
 be read, and evicted from, in the chunks of a prompt, and other slots would be kept. A row for which there is no memory
-stays where it is.
+stays where it is, and is asked again after a while: memory is free again when other rows have come back, or are stored.
 """
 
 import logging

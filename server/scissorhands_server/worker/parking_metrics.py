@@ -18,8 +18,8 @@ class ParkingMetrics:
     def __init__(self, registry: CollectorRegistry) -> None:
         self.preemptions = Counter(
             "scissorhands_worker_preemptions_total",
-            "Rows that should make room for a more urgent request, by whether they did, and by what there was not "
-            "enough of.",
+            "Times that rows should make room for a more urgent request, by whether they did, and by what there was "
+            "not enough of. One that did not is asked again after a while.",
             ("result", "reason"),
             registry=registry,
         )

@@ -8,11 +8,12 @@ Pure bookkeeping, without a model or a lock.
   ones. It fits if there is a row for it, and room for its bytes.
 - **Preemption** compares what was asked for, not age: a request whose *priority* is above the level at which another
   was admitted may take its place. So requests of one priority never preempt each other, and one that has waited for
-  long, once it runs, is not put away again.
+  long, once it runs, is not put away again. One that could not be put away is asked again after a while.
 - **Reading** goes by level, and within a level round robin, a chunk a turn: a short prompt waits for a chunk of each
   other, not for the whole of a long one, and a long one goes on however many short ones come.
 """
 
+import math
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
@@ -24,6 +25,8 @@ from scissorhands.errors import CapacityError, InvalidRequestError
 
 # When a request that found the queue full should try again.
 RETRY_SECONDS = 1.0
+# How long a job that could not be put away is left alone: at first, then twice as long each time, at most.
+FIRST_STAY_SECONDS, MOST_STAY_SECONDS = 0.25, 8.0
 
 
 class Priority(IntEnum):
@@ -95,11 +98,12 @@ class Admission(Generic[J]):
 
 @dataclass
 class _Seat:
-    """A job's place among those that run: at which level it came, when it last read, whether it may be put away."""
+    """A job's place among those that run: at which level it came, when it last read, and for how long it stays."""
 
     level: int
     last_read: int
-    movable: bool = True
+    stays_until: float = -math.inf
+    stay: float = FIRST_STAY_SECONDS
 
 
 class Scheduler(Generic[J]):
@@ -200,9 +204,11 @@ class Scheduler(Generic[J]):
         del self._seats[job]
         self._waiting.append(job)
 
-    def fix(self, job: J) -> None:
-        """Never again propose to put a running job away."""
-        self._seats[job].movable = False
+    def leave(self, job: J) -> None:
+        """Do not propose to put a running job away for a while; each time for longer."""
+        seat = self._seats[job]
+        seat.stays_until = self._clock() + seat.stay
+        seat.stay = min(2 * seat.stay, MOST_STAY_SECONDS)
 
     def remove(self, job: J) -> None:
         """Forget a job; one that is not known is no error."""
@@ -250,7 +256,8 @@ class Scheduler(Generic[J]):
 
         That is the lowest level first, and within a level who came last.
         """
-        below = [job for job, seat in self._seats.items() if seat.movable and seat.level < priority]
+        now = self._clock()
+        below = [job for job, seat in self._seats.items() if seat.level < priority and seat.stays_until <= now]
         return sorted(below, key=lambda job: (self._seats[job].level, -job.arrived))
 
     def _victims(self, job: J) -> list[J]:
