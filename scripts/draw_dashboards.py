@@ -26,6 +26,8 @@ TEXT = ROOT / "examples" / "texts" / "pride-and-prejudice.txt"
 PICTURE, PAGE = ROOT / "docs" / "dashboards.png", ROOT / "docs" / "dashboards.md"
 TOKENS, NEW_TOKENS, SLOTS = 300, 48, 96
 CHARACTERS_PER_TOKEN = 4
+# So little that whole objects must go.
+SPACE = {"SCISSORHANDS_MANAGER_STORE_HIGH_BYTES": "7000000"}
 SETTLE_SECONDS = 5.0
 # What is drawn, by dashboard.
 DRAWN = (
@@ -54,7 +56,7 @@ Found = Sequence[tuple[Asked, Sequence[Series]]]
 @click.option("--model", type=click.Path(exists=True, path_type=Path), default=MODEL, help="A folder.")
 def main(model: Path) -> None:
     """Record traffic, draw panels and write the table of all queries."""
-    with tempfile.TemporaryDirectory() as name, recorded(Path(name), model, OPTIONS, {**ENVIRONMENT}) as found:
+    with tempfile.TemporaryDirectory() as name, recorded(Path(name), model, OPTIONS, {**ENVIRONMENT, **SPACE}) as found:
         begin = time.time()
         time.sleep(2)  # Every counter is scraped before it moves.
         Traffic(found.state["worker"]["address"], Scale(prompt, TOKENS, NEW_TOKENS, SLOTS)).run()
