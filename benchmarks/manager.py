@@ -18,17 +18,15 @@ then measures at half the load again.
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.request import urlopen
 
 import click
 import numpy as np
 from matplotlib.figure import Figure
-from prometheus_client.parser import text_string_to_metric_families
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
@@ -38,6 +36,7 @@ from benchmarks.serving import program
 from benchmarks.simulated_workers import PLANNED, SHED, Asked, Fleet, fleet, outcomes
 from scissorhands.v1 import model_pb2
 from scissorhands_server.store.embedded import EmbeddedStore
+from scissorhands_server.top.scrape import scrape
 
 ROWS = 32
 LOADS = (0.5, 0.8)
@@ -159,21 +158,16 @@ def latency(asked: Sequence[Asked]) -> dict[str, Any]:
 
 
 @asynccontextmanager
-async def started(case: Case, sessions: int) -> AsyncIterator[tuple[str, Any]]:
+async def started(case: Case, sessions: int) -> AsyncIterator[tuple[str, Callable[[], float]]]:
     """Run a manager on one core; yield its address, and what returns the bytes of its memory."""
-    store = EmbeddedStore(_STORE_BYTES)
-    await store.start()
-    try:
+    async with AsyncExitStack() as stack:
+        store = EmbeddedStore(_STORE_BYTES)
+        await store.start()
+        stack.push_async_callback(store.stop)
         options = ("--store-url", store.url, "--max-sessions", str(2 * sessions), "--lease", str(_LEASE_SECONDS))
         with only_on({case.core}):
-            context = program(_READY, "manager", *options)
-            ready = await context.__aenter__()
-        try:
-            yield ready[2], lambda: resident_bytes(ready[1])
-        finally:
-            await context.__aexit__(None, None, None)
-    finally:
-        await store.stop()
+            ready = await stack.enter_async_context(program(_READY, "manager", *options))
+        yield ready[2], lambda: scrape(ready[1]).total("process_resident_memory_bytes")
 
 
 @contextmanager
@@ -185,15 +179,6 @@ def only_on(cores: set[int]) -> Iterator[None]:
         yield
     finally:
         os.sched_setaffinity(0, before)
-
-
-def resident_bytes(metrics: str) -> float:
-    """Return a process's memory, as its metrics tell."""
-    with urlopen(f"http://{metrics}/metrics") as response:
-        for family in text_string_to_metric_families(response.read().decode()):
-            if family.name == "process_resident_memory_bytes":
-                return float(family.samples[0].value)
-    raise RuntimeError(f"{metrics} does not tell process_resident_memory_bytes")
 
 
 def ratios_of(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
