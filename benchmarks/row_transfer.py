@@ -14,8 +14,7 @@ from rich.progress import track
 
 from scissorhands.suspended import Manifest, asked_identity, cut, describe
 from scissorhands.v1 import budget_pb2, model_pb2, suspension_pb2
-from scissorhands_server.chunks import chunks
-from scissorhands_server.row_messages import RowCalls, RowChunk
+from scissorhands_server.row_messages import RowCalls, RowChunk, row_chunks
 from scissorhands_server.worker.arrival import Arrival
 from scissorhands_server.worker.memory import Memory
 from scissorhands_server.worker.offload import DEFAULT_TENANT
@@ -95,5 +94,4 @@ def _messages(
     header = suspension_pb2.SuspendHeader(session_id=_SESSION, fence=fence, manifest=manifest)
     yield suspension_pb2.SuspendSessionRequest(header=header)
     for piece in pieces:
-        for chunk in chunks(piece):
-            yield RowChunk(chunk)
+        yield from row_chunks(piece)

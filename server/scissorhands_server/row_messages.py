@@ -5,7 +5,7 @@ happens to a row's bytes on their way. So a message that holds nothing but a chu
 would (https://protobuf.dev/programming-guides/encoding): tag, length, bytes. All others are protobuf's.
 """
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, TypeVar, cast
 
@@ -13,6 +13,7 @@ import grpc
 from google.protobuf.message import Message
 
 from scissorhands.v1 import cache_manager_pb2, prefix_pb2, suspension_pb2
+from scissorhands_server.chunks import chunks
 
 _SERVICE = cache_manager_pb2.DESCRIPTOR.services_by_name["CacheManagerService"]
 _LENGTH_DELIMITED = 2
@@ -33,6 +34,11 @@ class RowChunk:
         """Return which part of the message is there."""
         del group
         return "chunk"
+
+
+def row_chunks(data: bytes | memoryview) -> Iterator[RowChunk]:
+    """Yield a part of a row as messages, each a view of a piece of it."""
+    return (RowChunk(chunk) for chunk in chunks(memoryview(data)))
 
 
 class RowCodec(Generic[AnyMessage]):

@@ -16,7 +16,6 @@ from scissorhands.errors import (
 )
 from scissorhands.prefix import KEY_BYTES, MAX_BOUNDARIES, PartPlace, PrefixManifest, in_transfer
 from scissorhands.v1 import prefix_pb2
-from scissorhands_server.chunks import chunks
 from scissorhands_server.manager.admission import Admission
 from scissorhands_server.manager.metrics import ManagerMetrics
 from scissorhands_server.manager.parts import STREAM_BYTES, counted, in_order, receive_all
@@ -24,7 +23,7 @@ from scissorhands_server.manager.settings import ManagerSettings
 from scissorhands_server.manager.space import Space
 from scissorhands_server.manager.stored_prefixes import StoredPrefix, StoredPrefixes, size_of
 from scissorhands_server.manager.stream import MessageStream
-from scissorhands_server.row_messages import RowChunk
+from scissorhands_server.row_messages import RowChunk, row_chunks
 
 LOGGER = logging.getLogger(__name__)
 
@@ -87,7 +86,7 @@ class Prefixes:
                 await asyncio.gather(*(self._stored.touch(found) for found in chain), self._use(chain, pinned=True))
                 async with aclosing(self._send(chain)) as sent:
                     async for chunk in sent:
-                        yield RowChunk(chunk)
+                        yield chunk
             finally:
                 ticket.release()
                 await self._use(chain, pinned=False)
@@ -167,13 +166,13 @@ class Prefixes:
             await self._broken(key, error)
             return None
 
-    async def _send(self, chain: Sequence[StoredPrefix]) -> AsyncGenerator[memoryview]:
+    async def _send(self, chain: Sequence[StoredPrefix]) -> AsyncGenerator[RowChunk]:
         """Yield the parts of boundaries in chunks."""
         order = in_transfer([found.manifest for found in chain])
         fetches = [partial(self._fetch, chain[place.boundary], place) for place in order]
         async with aclosing(in_order(fetches)) as parts:
             async for data in parts:
-                for chunk in chunks(memoryview(data)):
+                for chunk in row_chunks(data):
                     yield chunk
                 self._metrics.prefix_loaded_bytes.inc(len(data))
 

@@ -16,7 +16,6 @@ from scissorhands.errors import (
 )
 from scissorhands.suspended import Manifest, asked_identity
 from scissorhands.v1 import cache_manager_pb2, suspension_pb2
-from scissorhands_server.chunks import chunks
 from scissorhands_server.manager.admission import Admission
 from scissorhands_server.manager.checks import check_session_id
 from scissorhands_server.manager.keeper import ARCHIVE
@@ -26,7 +25,7 @@ from scissorhands_server.manager.settings import ManagerSettings
 from scissorhands_server.manager.space import Space
 from scissorhands_server.manager.stream import MessageStream
 from scissorhands_server.manager.suspended_rows import Record, SuspendedRows
-from scissorhands_server.row_messages import RowChunk
+from scissorhands_server.row_messages import RowChunk, row_chunks
 from scissorhands_server.store.registry import ObjectName
 
 LOGGER = logging.getLogger(__name__)
@@ -78,7 +77,7 @@ class Suspension:
             try:
                 async with aclosing(self._chunks(asked, record)) as sent:
                     async for chunk in sent:
-                        yield RowChunk(chunk)
+                        yield chunk
             except BrokenRowError:
                 # The rest of it is of no use to anybody.
                 with suppress(StoreUnavailableError):
@@ -175,7 +174,7 @@ class Suspension:
         """Return what a session may have in the store, that to be evicted last first."""
         return [self._rows.object_name(session_id), ObjectName(self._rows.tenant, ARCHIVE, session_id)]
 
-    async def _chunks(self, asked: suspension_pb2.ResumeSessionRequest, record: Record) -> AsyncGenerator[memoryview]:
+    async def _chunks(self, asked: suspension_pb2.ResumeSessionRequest, record: Record) -> AsyncGenerator[RowChunk]:
         """Yield a suspended row's bytes, every part checked."""
         manifest = Manifest.parse(record.manifest)
         manifest.identity.known_to_manager().check(asked_identity(asked, self._rows.tenant))
@@ -185,7 +184,7 @@ class Suspension:
             async with aclosing(self._rows.parts(asked.session_id, record, manifest)) as parts:
                 async for data in parts:
                     next(expected).check(data)
-                    for chunk in chunks(memoryview(data)):
+                    for chunk in row_chunks(data):
                         yield chunk
                     self._metrics.resumed_bytes.inc(len(data))
         finally:

@@ -22,8 +22,7 @@ from scissorhands.prefix_state import PrefixPiece
 from scissorhands.suspended import cut, describe
 from scissorhands.v1 import prefix_pb2
 from scissorhands.wire import model_shape
-from scissorhands_server.chunks import chunks
-from scissorhands_server.row_messages import RowChunk
+from scissorhands_server.row_messages import RowChunk, row_chunks
 from scissorhands_server.worker.arrival import Arrival
 from scissorhands_server.worker.link import ManagerLink
 from scissorhands_server.worker.loading import LoadedModel
@@ -253,5 +252,4 @@ def _check(places: Sequence[Boundary], stored: Sequence[PrefixManifest]) -> None
 def _messages(manifest: bytes, pieces: Sequence[memoryview]) -> Iterator[Request | RowChunk]:
     yield Request(header=prefix_pb2.StorePrefixHeader(manifest=manifest))
     for piece in pieces:
-        for chunk in chunks(piece):
-            yield RowChunk(chunk)
+        yield from row_chunks(piece)

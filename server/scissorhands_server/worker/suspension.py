@@ -19,8 +19,7 @@ from scissorhands.errors import SessionConflictError
 from scissorhands.suspended import Manifest, SuspendedIdentity, asked_identity, cut, describe, token_digest
 from scissorhands.v1 import budget_pb2, suspension_pb2
 from scissorhands.wire import read_grant
-from scissorhands_server.chunks import chunks
-from scissorhands_server.row_messages import RowChunk
+from scissorhands_server.row_messages import RowChunk, row_chunks
 from scissorhands_server.worker.arrival import Arrival
 from scissorhands_server.worker.kept_row import KeptRow
 from scissorhands_server.worker.link import ManagerLink
@@ -246,5 +245,4 @@ def _messages(turn: Turn, manifest: bytes, pieces: Sequence[memoryview]) -> Iter
     header = suspension_pb2.SuspendHeader(session_id=turn.session_id, fence=turn.fence, manifest=manifest)
     yield Request(header=header)
     for piece in pieces:
-        for chunk in chunks(piece):
-            yield RowChunk(chunk)
+        yield from row_chunks(piece)
