@@ -94,7 +94,8 @@ class AsyncClient:
     """A connection to one worker, for one event loop. Close it, or use it as an async context manager.
 
     Args:
-        server: Address of the worker, as ``host:port``.
+        server: Address of the worker, as ``host:port``; or of several, over which calls take turns: a host with
+            several addresses, or ``ipv4:10.0.0.1:50051,10.0.0.2:50051``.
         timeout: How long an answer may take unless its call says otherwise, in seconds.
         call_timeout: How long any other call may take, in seconds.
 
@@ -111,7 +112,9 @@ class AsyncClient:
     ) -> None:
         self._timeout = channel.checked_timeout(timeout)
         self._call_timeout = channel.checked_timeout(call_timeout)
-        self._channel = grpc.aio.insecure_channel(channel.checked_address(server), options=channel.options(server))
+        self._channel = grpc.aio.insecure_channel(
+            channel.checked_address(server), options=channel.worker_options(server)
+        )
         self._stub = generation_pb2_grpc.GenerationServiceStub(self._channel)
         self._health = health_pb2_grpc.HealthStub(self._channel)
 

@@ -13,7 +13,7 @@ GENERATE_TIMEOUT = 600.0
 CALL_TIMEOUT = 10.0
 
 # A server that was restarted is found again within two seconds; gRPC's own backoff grows to two minutes.
-_OPTIONS: tuple[tuple[str, int], ...] = (
+_OPTIONS: tuple[tuple[str, int | str], ...] = (
     ("grpc.initial_reconnect_backoff_ms", 200),
     ("grpc.min_reconnect_backoff_ms", 200),
     ("grpc.max_reconnect_backoff_ms", 2000),
@@ -27,13 +27,23 @@ _OPTIONS: tuple[tuple[str, int], ...] = (
 )
 
 
-_LOOPBACK = re.compile(r"(localhost|127(\.\d{1,3}){3}|\[::1\]):\d+", re.ASCII)
+# Workers are alike, and conversations go on at any of them: calls take turns over all addresses of a name, leaving out
+# those that are gone. See https://grpc.io/docs/guides/custom-load-balancing/.
+_IN_TURNS = ("grpc.lb_policy_name", "round_robin")
+
+_HOST = r"(localhost|127(\.\d{1,3}){3}|\[::1\]):\d+"
+_LOOPBACK = re.compile(rf"(ipv[46]:)?{_HOST}(,{_HOST})*", re.ASCII)
 
 
-def options(address: str) -> tuple[tuple[str, int], ...]:
-    """Return the options of a channel to ``address``."""
+def options(address: str) -> tuple[tuple[str, int | str], ...]:
+    """Return the options of a channel to the server at ``address``."""
     # A proxy from the environment has no place between this machine and itself; gRPC would send even that through it.
     return (*_OPTIONS, ("grpc.enable_http_proxy", 0)) if _LOOPBACK.fullmatch(address) else _OPTIONS
+
+
+def worker_options(address: str) -> tuple[tuple[str, int | str], ...]:
+    """Return the options of a channel to the workers at ``address``."""
+    return (*options(address), _IN_TURNS)
 
 
 def checked_address(address: str) -> str:

@@ -50,7 +50,7 @@ _OPTIONS = (
         show_default=True,
         envvar="SCISSORHANDS_CLIENT_SERVER",
         show_envvar=True,
-        help="Address of the worker.",
+        help="Address of the worker; of several, ipv4:HOST:PORT,HOST:PORT, any may answer.",
     ),
     click.option(
         "--timeout",
