@@ -51,7 +51,7 @@ class GrpcHost:
         services: Sequence[str],
         interceptors: "Sequence[grpc.aio.ServerInterceptor[Any, Any]]" = (),
         max_concurrent_calls: int = 1024,
-        connection_seconds: float = 300.0,
+        connection_seconds: float = 60.0,
     ) -> None:
         self.services = tuple(services)
         options = [*_server_options(), ("grpc.max_connection_age_ms", round(connection_seconds * 1000))]
