@@ -11,6 +11,7 @@ import pytest
 import yaml
 from prometheus_client import CollectorRegistry
 
+from scissorhands import __version__
 from scissorhands_server.manager.metrics import ManagerMetrics
 from scissorhands_server.manager.settings import ManagerSettings
 from scissorhands_server.settings import variable
@@ -63,13 +64,22 @@ def test_prometheus_scrapes_what_the_services_serve(services):
     targets = {(name, source["port"]) for source in found for name in source["names"]}
     assert targets == {(name, metrics) for name, (_, metrics) in OURS.items()}
     assert {source["type"] for source in found} == {"A"}
-    # Workers of either profile have the name that is looked for.
-    assert services["worker-gpu"]["networks"]["serving"]["aliases"] == ["worker"]
     for name, ports in OURS.items():
         published = {int(port.rsplit(":", 1)[1]) for port in services[name]["ports"]}
         assert published == set(ports)
         exposed = re.search(r"^EXPOSE (.*)$", (DOCKER / f"{name}.Dockerfile").read_text(), re.MULTILINE)
         assert {int(port) for port in exposed[1].split()} == set(ports)
+
+
+def test_all_of_a_kind_have_one_name_and_ports_of_their_own(services):
+    kinds = {"worker": {"worker", "worker-2", "worker-gpu"}, "manager": {"manager", "manager-2"}}
+    for name, members in kinds.items():
+        assert {each for each, service in services.items() if f"scissorhands-{name}:" in service["image"]} == members
+        for each in members:
+            assert services[each]["networks"]["serving"]["aliases"] == [name]
+    profile = [service for service in services.values() if "two" in service.get("profiles", ["two"])]
+    ports = [port.rsplit(":", 1)[0] for service in profile for port in service.get("ports", [])]
+    assert len(set(ports)) == len(ports) == 10
 
 
 def test_nothing_is_published_beyond_this_machine_by_default(services):
@@ -81,6 +91,16 @@ def test_nothing_is_published_beyond_this_machine_by_default(services):
 def test_every_image_has_an_exact_version(services):
     for service in services.values():
         assert re.search(r":v?\d+\.\d+\.\d+", service["image"])
+
+
+def test_our_images_are_labelled_and_called_by_the_version(services):
+    for name in OURS:
+        text = (DOCKER / f"{name}.Dockerfile").read_text()
+        labels = dict(re.findall(r'org\.opencontainers\.image\.(\w+)="([^"]+)"', text))
+        assert labels["title"] == f"scissorhands-{name}"
+        assert labels["version"] == __version__
+        assert {"description", "licenses"} <= set(labels)
+        assert services[name]["image"] == f"scissorhands-{name}:{__version__}"
 
 
 def test_every_service_is_checked_and_waits_for_what_it_needs(services):
@@ -95,14 +115,19 @@ def test_every_service_is_checked_and_waits_for_what_it_needs(services):
 
 def test_every_service_is_bounded_and_confined(services):
     for service in services.values():
-        assert {"memory", "pids"} <= set(service["deploy"]["resources"]["limits"])
+        assert set(service["deploy"]["resources"]["limits"]) == {"cpus", "memory", "pids"}
         assert service["read_only"]
         assert service["cap_drop"] == ["ALL"]
+        assert service["security_opt"] == ["no-new-privileges:true"]
+        # This driver rotates what it writes.
+        assert service["logging"]["driver"] == "local"
 
 
 def test_one_profile_has_one_kind_of_worker_and_one_is_chosen(services):
     assert {name: service["profiles"] for name, service in services.items() if "profiles" in service} == {
-        "worker": ["cpu"],
+        "worker": ["cpu", "two"],
+        "worker-2": ["two"],
+        "manager-2": ["two"],
         "worker-gpu": ["gpu"],
     }
     assert "COMPOSE_PROFILES=cpu" in (DOCKER / ".env").read_text().splitlines()
@@ -111,14 +136,17 @@ def test_one_profile_has_one_kind_of_worker_and_one_is_chosen(services):
 def test_the_password_of_the_store_comes_from_a_file(services):
     known = yaml.safe_load((DOCKER / "compose.yaml").read_text())["secrets"]
     assert set(known) == {"store_password"}
-    assert all(service["secrets"] == ["store_password"] for service in (services["redis"], services["manager"]))
+    readers = {name for name, service in services.items() if "secrets" in service}
+    assert readers == {"redis", "manager", "manager-2"}
+    assert all(services[name]["secrets"] == ["store_password"] for name in readers)
     file = services["manager"]["environment"]["SCISSORHANDS_MANAGER_STORE_PASSWORD_FILE"]
     assert file == "/run/secrets/store_password"
     assert f"requirepass $$(cat {file})" in services["redis"]["command"][-1]
 
 
-def test_only_the_manager_reaches_the_store(services):
-    assert {name for name, service in services.items() if "store" in service["networks"]} == {"redis", "manager"}
+def test_only_managers_reach_the_store(services):
+    reach = {name for name, service in services.items() if "store" in service["networks"]}
+    assert reach == {"redis", "manager", "manager-2"}
 
 
 def test_images_are_installed_with_the_constraints_and_run_without_root():
