@@ -48,8 +48,8 @@ PARTS: Steps = {
     # Products with the model's weights.
     "weights": ((torch.nn.Linear, "forward"),),
     # Where the new tokens go.
-    "places": ((scissorhands.view, "lanes_of"),),
-    "append": ((LayerPool, "append_one"), (LayerPool, "append"), (DynamicCache, "update")),
+    "places": ((scissorhands.view, "places_of"),),
+    "append": ((LayerPool, "append"), (DynamicCache, "update")),
     # Scores, softmax, sums of values, and evidence.
     "attention": ((StepView, "attend"), (torch.nn.functional, "scaled_dot_product_attention")),
     "snapshot": ((ResidentCache, "snapshot"),),

@@ -34,6 +34,7 @@ ENV PATH=/opt/scissorhands/bin:$PATH \
     PYTHONUNBUFFERED=1 \
     PYTHONDONTWRITEBYTECODE=1 \
     HF_HOME=/var/cache/scissorhands/huggingface \
+    NUMBA_CACHE_DIR=/var/cache/scissorhands/numba \
     SCISSORHANDS_WORKER_CACHE_FOLDER=/var/cache/scissorhands/models \
     SCISSORHANDS_WORKER_HOST=0.0.0.0 \
     SCISSORHANDS_WORKER_METRICS_HOST=0.0.0.0

@@ -105,21 +105,6 @@ class LayerPool:
             return Attended(self.keys[used], self.values[used], span.visible)
         return PackedAttended(self.keys[used], self.values[used], span.visible, *self.codec, self.head_dim, self.dtype)
 
-    def append_one(
-        self, index: torch.Tensor, positions: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
-    ) -> None:
-        """Put one new token of each of N rows and heads where it goes, in a layer whose slots are as they are.
-
-        Args:
-            index: ``[N]`` int64, the slots, counted over all rows and heads of the layer.
-            positions: ``[N]`` int32, true positions of the tokens.
-            keys: ``[N, D]``.
-            values: ``[N, D]``.
-        """
-        for held, new in ((self.keys, keys), (self.values, values)):
-            held.view(-1, self.head_dim).index_copy_(0, index, new)
-        self.positions.view(-1).index_copy_(0, index, positions)
-
     def observe(
         self, span: Span, attention: torch.Tensor, scores: torch.Tensor, kinds: torch.Tensor | None = None
     ) -> None:

@@ -7,6 +7,7 @@ import torch
 from scissorhands.budget import Grant, ModelShape
 from scissorhands.codec import RowCodec, Statistics, get_codec
 from scissorhands.formats import EXACT
+from scissorhands.kernels.cpu_launch import Call, calls_of
 from scissorhands.layer_pool import LayerCodec, LayerPool
 from scissorhands.signals import signals_for
 from scissorhands.sliding import SlidingLayer
@@ -37,6 +38,8 @@ class Pool:
     ) -> None:
         signals = signals_for(grant, shape.group)
         self.rows = 0
+        # By layer of the model; they go with the memory that they point at.
+        self._cpu_calls: dict[int, list[Call]] = {}
         self._parts = shape.kv_heads if grant.by_head else 1
         shape = grant.shape_of(shape)
         self.kv_heads = shape.kv_heads
@@ -61,6 +64,12 @@ class Pool:
         """Return which of ``layers`` hold a layer of the model: one, or one for each of its KV heads."""
         return range(layer * self._parts, (layer + 1) * self._parts)
 
+    def cpu_calls(self, layer: int) -> list[Call]:
+        """Return how the processor's kernel goes over a layer of the model, for one new token a row; else none."""
+        if layer not in self._cpu_calls:
+            self._cpu_calls[layer] = calls_of(self.layers, self.parts(layer))
+        return self._cpu_calls[layer]
+
     @property
     def model_layers(self) -> int:
         """Layers of the model."""
@@ -68,6 +77,7 @@ class Pool:
 
     def add_row(self) -> int:
         """Add an empty row and return its index. If memory runs out halfway, all layers stay as they were."""
+        self._cpu_calls.clear()
         with ExitStack() as undo:
             for layer in self.layers:
                 layer.add_row()
@@ -78,6 +88,7 @@ class Pool:
 
     def remove_row(self, row: int) -> None:
         """Remove a row; the last row takes its index. If memory runs out, the row is removed all the same."""
+        self._cpu_calls.clear()
         for layer in self.layers:
             layer.move_last_row(into=row)
         for layer in self.layers:

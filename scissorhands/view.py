@@ -3,13 +3,15 @@
 from collections.abc import Sequence
 from typing import NoReturn
 
+import numpy as np
 import torch
 from transformers import Cache
 
 from scissorhands.attention import adjacent_runs, attend, tag
 from scissorhands.errors import InvalidRequestError
+from scissorhands.kernels import cpu_launch
+from scissorhands.kernels.cpu_launch import Places
 from scissorhands.new_tokens import NewTokens
-from scissorhands.one_token import Lanes, attend_one, fits, lanes_of
 from scissorhands.row import Row
 from scissorhands.span import Span
 
@@ -31,8 +33,8 @@ class StepView(Cache):
         # ``[batch, a]`` uint8, kinds of the tokens of the pass under way; None if nobody tells (scissorhands.kinds).
         self.kinds: torch.Tensor | None = None
         self._spans: dict[tuple[int, int, tuple[int, ...], int], Span] = {}
-        # Of each run of rows, by its pool, its first row and its size, where one new token of each goes in each layer.
-        self._lanes: dict[tuple[int, int, int], list[Lanes]] = {}
+        # Of each run of rows, by its pool, its first row and its size, where one new token of each goes.
+        self._places: dict[tuple[int, int, int], Places] = {}
 
     def __len__(self) -> int:
         return self.rows[0].pool.model_layers if self.rows else 0
@@ -60,7 +62,7 @@ class StepView(Cache):
         """Append and attend in one layer, pool by pool."""
         del mask
         if layer == 0:
-            self._lanes.clear()
+            self._places.clear()
         new = new._replace(kinds=self.kinds)
         # Rows that already hold this pass, because it failed later on, are attended to apart from those that do not.
         places = [((id(row.pool), _held_parts(row, layer)), row.index) for row in self.rows]
@@ -143,25 +145,26 @@ class StepView(Cache):
     def _attend_run(self, rows: list[Row], layer: int, new: NewTokens) -> torch.Tensor:
         """Append and attend in one layer of adjacent rows of a pool; by head if they are held so."""
         pool, incoming, device = rows[0].pool, new.query.shape[2], new.query.device
-        parts = pool.parts(layer)
+        calls = pool.cpu_calls(layer) if cpu_launch.fits(new) else []
+        parts = [call.layers for call in calls] or [range(part, part + 1) for part in pool.parts(layer)]
         outputs = []
-        for part, own in zip(parts, new.parts(len(parts)), strict=True):
-            held = pool.layers[part]
-            observe = part >= rows[0].observed_layers
-            if fits(held, own):
-                output = attend_one(held, self._lanes_of(rows, device)[part], own, observe=observe)
+        for index, (part, own) in enumerate(zip(parts, new.parts(len(parts)), strict=True)):
+            observe = part.start >= rows[0].observed_layers
+            if calls:
+                output = cpu_launch.attend(calls[index], self._places_of(rows), own, observe=observe)
             else:
-                output = attend(held, self._span(rows, part, incoming, device), own, observe=observe)
+                span = self._span(rows, part.start, incoming, device)
+                output = attend(pool.layers[part.start], span, own, observe=observe)
             outputs.append(output)
             for row in rows:
-                row.observed_layers = max(row.observed_layers, part + 1)
+                row.observed_layers = max(row.observed_layers, part.stop)
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)
 
-    def _lanes_of(self, rows: list[Row], device: torch.device) -> list[Lanes]:
+    def _places_of(self, rows: list[Row]) -> Places:
         key = (id(rows[0].pool), rows[0].index, len(rows))
-        if key not in self._lanes:
-            self._lanes[key] = lanes_of(rows, device)
-        return self._lanes[key]
+        if key not in self._places:
+            self._places[key] = places_of(rows)
+        return self._places[key]
 
     def _span(self, rows: list[Row], layer: int, incoming: int, device: torch.device) -> Span:
         lengths = tuple(row.lengths[layer] for row in rows)
@@ -172,6 +175,12 @@ class StepView(Cache):
             span = Span(slice(rows[0].index, rows[0].index + len(rows)), lengths, steps, incoming, device)
             self._spans[key] = span
         return span
+
+
+def places_of(rows: Sequence[Row]) -> Places:
+    """Return where one new token of each of adjacent rows of a pool goes."""
+    lengths = np.ascontiguousarray(np.array([row.lengths for row in rows]).T)
+    return Places(rows[0].index, lengths, np.array([row.step for row in rows], np.int32))
 
 
 def _held_parts(row: Row, layer: int) -> int:

@@ -11,12 +11,15 @@ from support.oracle import RULES, assert_close, forward
 from support.sliding_models import WINDOW, sliding_model
 from support.tiny_models import random_tokens, tiny_model
 
+from scissorhands import view
 from scissorhands.archive import decode_section, encode_segment
 from scissorhands.budget import BudgetRequest, Grant, ModelShape
 from scissorhands.budgeted import BudgetedCache
 from scissorhands.codec import get_codec
 from scissorhands.explain.record import record
 from scissorhands.grant import slots_text
+from scissorhands.kernels import cpu_launch
+from scissorhands.kernels.cpu_launch import Call
 from scissorhands.probe import model_shape
 from scissorhands.row import Eviction, Row
 from scissorhands.segment import SegmentIdentity, check_segment
@@ -184,27 +187,35 @@ def test_a_left_padded_batch_equals_its_rows_alone():
         assert kept_positions(cache.rows[index]) == kept_positions(row)
 
 
-@pytest.mark.parametrize("failing", ["layer", "head"])
-def test_a_pass_that_failed_halfway_is_repeated_without_counting_twice(failing, monkeypatch):
+# One call goes over all heads of a layer whose evidence is mass alone, and else one over each head.
+@pytest.mark.parametrize(("rules", "first"), [("h2o", 2), ("tova", 1), ("tova", 2)])
+def test_a_pass_that_failed_halfway_is_repeated_without_counting_twice(rules, first, monkeypatch):
     engine = EnginePath(tiny_model(MODEL))
-    granted = by_head(engine.grant(RULES["h2o"]), engine.shape, ((9, 0), (2, -6)))
+    granted = by_head(engine.grant(RULES[rules]), engine.shape, ((9, 0), (2, -6)))
     row, twin = engine.cache.add_row(granted), engine.cache.add_row(granted)
     for each in (row, twin):
         engine.read(each, random_tokens(20, seed=1))
-    broken = row.pool.layers[2 if failing == "layer" else 1]
+    broken = row.pool.layers[first]
 
-    def fail(*_: object, **__: object) -> None:
-        raise RuntimeError("boom")
+    def failing(attend):
+        def fail(place, *rest, **options):
+            if place is broken or (isinstance(place, Call) and place.layers.start == first):
+                raise RuntimeError("boom")
+            return attend(place, *rest, **options)
+
+        return fail
 
     with monkeypatch.context() as patch:
-        patch.setattr(broken, "append_one", fail)
+        for module in (view, cpu_launch):
+            patch.setattr(module, "attend", failing(module.attend))
         with pytest.raises(RuntimeError, match="boom"):
             engine.forward([row], torch.tensor([[5]]))
     repeated, expected = engine.forward([row, twin], torch.tensor([[5], [5]]))
     assert_close(repeated, expected)
     for layer, pool in enumerate(row.pool.layers):
-        first, second = (pool.evidence(each.index, each.lengths[layer], each.step) for each in (row, twin))
-        np.testing.assert_allclose(first.signals["mass"], second.signals["mass"], rtol=1e-5)
+        first_evidence, second = (pool.evidence(each.index, each.lengths[layer], each.step) for each in (row, twin))
+        for name, signal in first_evidence.signals.items():
+            np.testing.assert_allclose(signal, second.signals[name], rtol=1e-5)
 
 
 def test_sliding_layers_hold_their_windows_head_by_head():

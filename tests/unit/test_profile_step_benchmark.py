@@ -32,7 +32,7 @@ def test_each_part_is_found_where_it_is_done_and_nowhere_else(found):
     evicting = {"snapshot", "plan", "take", "compaction"}
     for row in found["rows"]:
         done = {part for part, seconds in row["parts"].items() if seconds > 0}
-        assert {"weights", "model", "append", "attention"} <= done
+        assert {"weights", "model", "attention"} <= done
         assert evicting & done == (evicting if row["case"] in {"equal", "budget"} else set())
         assert ("places" in done) == (row["case"] != "hf_full")
 
