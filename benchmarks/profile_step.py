@@ -54,9 +54,8 @@ PARTS: Steps = {
     "attention": ((StepView, "attend"), (torch.nn.functional, "scaled_dot_product_attention")),
     "snapshot": ((ResidentCache, "snapshot"),),
     "plan": ((scissorhands.cache, "plan"),),
-    # Copies of what goes, moves of what stays, and the rest of an eviction.
-    "take": ((LayerPool, "take"),),
-    "compaction": ((LayerPool, "compact"),),
+    # Copies of what goes and moves of what stays, and the rest of an eviction.
+    "compaction": ((LayerPool, "evict"),),
     "eviction": ((ResidentCache, "prepare_decode"),),
     "sampling": ((torch.Tensor, "argmax"),),
 }

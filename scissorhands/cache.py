@@ -142,18 +142,11 @@ class ResidentCache:
         Returns:
             The evicted slots.
         """
-        heads, decided = keep.shape
-        length = row.lengths[layer]
-        dropped = np.nonzero(~keep)[1].reshape(heads, -1)
-        pool = row.pool.layers[layer]
-        taken = pool.take(row.index, torch.from_numpy(dropped).to(self.device))
-        if dropped.size:
-            staying = np.ones((heads, length), dtype=bool)
-            staying[:, :decided] = keep
-            kept = np.nonzero(staying)[1].reshape(heads, -1)
-            pool.compact(row.index, torch.from_numpy(kept).to(self.device))
-            row.lengths[layer] = kept.shape[1]
-            pool.fold(row.index, kept.shape[1], taken)
+        pool, length = row.pool.layers[layer], row.lengths[layer]
+        taken = pool.evict(row.index, length, keep)
+        if dropped := taken.positions.shape[1]:
+            row.lengths[layer] = length - dropped
+            pool.fold(row.index, length - dropped, taken)
         return taken
 
     def _submit(self, row: Row, snapshot: Snapshot) -> PendingPlan | None:

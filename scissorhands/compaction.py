@@ -1,55 +1,82 @@
-"""Moving slots within a row: what an eviction keeps goes to the front, in the order that it has."""
+"""Parting the slots of a row: what an eviction keeps goes to the front, in the order that it has; the rest is taken."""
 
-from collections.abc import Iterator, Sequence
-from itertools import pairwise
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
+from scissorhands.compiled import compiled
+from scissorhands.snapshot import Keep
 
-def gather(tensors: Sequence[torch.Tensor], slots: torch.Tensor) -> list[torch.Tensor]:
+
+def part(tensors: Sequence[torch.Tensor], keep: Keep, length: int, taken: int) -> list[torch.Tensor]:
+    """Move what is kept to the front of each of a row's tensors, in place, and copy out what is not.
+
+    An eviction drops few slots of many, so on the host slot after slot is moved where it goes, if that is elsewhere. On
+    a device it is the number of operations that costs.
+
+    Args:
+        tensors: ``[H, B, ...]`` each.
+        keep: ``[H, n]`` over the first n slots, equally many True in each head; newer slots stay.
+        length: Slots in use, at least n.
+        taken: Of how many of the tensors, the first ones, what is not kept is wanted.
+
+    Returns:
+        ``[H, d, ...]`` of each of these.
+    """
+    work = part_on_host if tensors[0].is_cpu else part_on_device
+    return work(tensors, keep, length, taken)
+
+
+def part_on_host(tensors: Sequence[torch.Tensor], keep: Keep, length: int, taken: int) -> list[torch.Tensor]:
+    """Do so slot by slot, all tensors in one call."""
+    dropped = keep.shape[1] - int(keep[0].sum())
+    found = [tensor.new_empty(len(keep), dropped, *tensor.shape[2:]) for tensor in tensors[:taken]]
+    _part(tuple(map(_bytes, tensors)), tuple(map(_bytes, found)), keep, length)
+    return found
+
+
+def part_on_device(tensors: Sequence[torch.Tensor], keep: Keep, length: int, taken: int) -> list[torch.Tensor]:
+    """Do so in two operations a tensor."""
+    heads, decided = keep.shape
+    staying = np.ones((heads, length), dtype=bool)
+    staying[:, :decided] = keep
+    gone, kept = (
+        torch.from_numpy(np.nonzero(chosen)[1].reshape(heads, -1)).to(tensors[0].device)
+        for chosen in (~staying, staying)
+    )
+    found = _gather(tensors[:taken], gone)
+    for held, moved in zip(tensors, _gather(tensors, kept), strict=True):
+        held[:, : kept.shape[1]] = moved
+    return found
+
+
+def _gather(tensors: Sequence[torch.Tensor], slots: torch.Tensor) -> list[torch.Tensor]:
     """Copy slots ``[H, d]`` of each of a row's tensors ``[H, B, ...]``: ``[H, d, ...]`` each."""
     heads, capacity = tensors[0].shape[:2]
     # Selecting along one dimension copies whole slots, where an index for each of two copies them number by number.
-    flat = slots if heads == 1 else slots + capacity * torch.arange(heads, device=slots.device).unsqueeze(1)
-    chosen = flat.flatten()
+    chosen = (slots + capacity * torch.arange(heads, device=slots.device).unsqueeze(1)).flatten()
     return [held.flatten(0, 1).index_select(0, chosen).view(*slots.shape, *held.shape[2:]) for held in tensors]
 
 
-def move_to_front(tensors: Sequence[torch.Tensor], slots: torch.Tensor) -> None:
-    """Move slots ``[H, k]``, ascending, to the front of each of a row's tensors ``[H, B, ...]``, in place.
-
-    An eviction drops few slots of many. In the host's memory the stretches between them are moved as they are, which
-    takes half the time of gathering slot by slot. On a device it is the number of operations that costs.
-    """
-    move = move_stretches if slots.is_cpu else move_gathered
-    move(tensors, slots)
+def _bytes(tensor: torch.Tensor) -> Any:
+    """Return ``[H, n, bytes of a slot]`` uint8, in the same memory: bytes are of any number type."""
+    return tensor.view(*tensor.shape[:2], tensor.shape[2:].numel()).view(torch.uint8).numpy()
 
 
-def move_gathered(tensors: Sequence[torch.Tensor], slots: torch.Tensor) -> None:
-    """Do so in two operations a tensor."""
-    for held in tensors:
-        held[:, : slots.shape[1]] = gather([held], slots)[0]
-
-
-def move_stretches(tensors: Sequence[torch.Tensor], slots: torch.Tensor) -> None:
-    """Do so without a copy, stretch by stretch, for tensors on the host."""
-    stretches = [list(_stretches(own)) for own in slots.numpy()]
-    for held in tensors:
-        # A view of memory moves bytes rightly where source and target overlap, and bytes are of any number type.
-        rows = held.view(len(held), -1).view(torch.uint8).numpy()
-        size = held.stride(1) * held.element_size()
-        for own, moves in zip(rows, stretches, strict=True):
-            data = memoryview(own)
-            for source, target, length in moves:
-                data[target * size : (target + length) * size] = data[source * size : (source + length) * size]
-
-
-def _stretches(slots: npt.NDArray[np.integer]) -> Iterator[tuple[int, int, int]]:
-    """Yield the runs of adjacent slots of a head that must move: the first slot, where it goes, and how many."""
-    starts = [0, *(np.flatnonzero(slots[1:] - slots[:-1] > 1) + 1).tolist(), len(slots)]
-    for target, end in pairwise(starts):
-        source = int(slots[target]) if target < end else target
-        if source != target:
-            yield source, target, end - target
+@compiled
+def _part(held: Any, taken: Any, keep: Any, length: int) -> None:
+    heads, decided = keep.shape
+    for index in range(len(held)):
+        for head in range(heads):
+            slots = held[index][head]
+            target, gone = 0, 0
+            for slot in range(length):
+                if slot >= decided or keep[head, slot]:
+                    if target < slot:
+                        slots[target] = slots[slot]
+                    target += 1
+                elif index < len(taken):
+                    taken[index][head, gone] = slots[slot]
+                    gone += 1

@@ -8,11 +8,11 @@ import torch
 
 from scissorhands.attended import TILE, Attended, PackedAttended
 from scissorhands.codec.base import RowCodec, VectorCodec
-from scissorhands.compaction import gather, move_to_front
+from scissorhands.compaction import part
 from scissorhands.merging import fold, match, rates
 from scissorhands.signals import Observation, Resident, Signal, Weight, add_mass
 from scissorhands.slots import Slots
-from scissorhands.snapshot import LayerEvidence
+from scissorhands.snapshot import Keep, LayerEvidence
 from scissorhands.span import Span
 
 
@@ -136,17 +136,21 @@ class LayerPool:
         signals = {name: np.array(value) for name, value in signals.items()}
         return LayerEvidence(positions=np.array(resident.positions.cpu().numpy()), signals=signals)
 
-    def take(self, row: int, slots: torch.Tensor) -> Slots:
-        """Copy the given slots ``[H, d]`` of a row."""
-        tensors = (self.keys, self.values, self.positions, self.states[0])
-        keys, values, positions, mass = gather([tensor[row] for tensor in tensors], slots)
-        return Slots(keys, values, positions, mass, packed=self.codec is not None)
+    def evict(self, row: int, length: int, keep: Keep) -> Slots:
+        """Take slots out of a row; those that stay move to the front, and the rest of the row is free.
 
-    def compact(self, row: int, slots: torch.Tensor) -> None:
-        """Move the given slots ``[H, k]``, ascending, to the front of a row; the rest of the row is free."""
-        move_to_front([tensor[row] for tensor in self.tensors()], slots)
+        Args:
+            row: The row.
+            length: Slots in use.
+            keep: ``[H, n]`` over its first n slots, equally many True in each head; newer ones stay.
+
+        Returns:
+            A copy of what was evicted.
+        """
+        keys, values, positions, mass = part([tensor[row] for tensor in self.tensors()], keep, length, taken=4)
         for state in self.states:
-            state[row, :, slots.shape[1] :] = 0
+            state[row, :, length - positions.shape[1] : length] = 0
+        return Slots(keys, values, positions, mass, packed=self.codec is not None)
 
     def fold(self, row: int, length: int, evicted: Slots) -> None:
         """Fold evicted slots into the ``length`` that a row keeps, if its policy says so."""

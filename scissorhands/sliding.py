@@ -13,6 +13,7 @@ from scissorhands.attended import Attended
 from scissorhands.errors import EngineError, InvalidRequestError
 from scissorhands.layer_pool import LayerPool
 from scissorhands.slots import Slots
+from scissorhands.snapshot import Keep
 from scissorhands.span import Span
 
 
@@ -82,9 +83,9 @@ class SlidingLayer(LayerPool):
     ) -> None:
         """Learn nothing: nobody decides about these tokens."""
 
-    def take(self, row: int, slots: torch.Tensor) -> Slots:
+    def evict(self, row: int, length: int, keep: Keep) -> Slots:
         """Return no slots: what leaves the window is of no use to anybody."""
-        del row, slots
+        del row, length, keep
         _, heads, _, head_dim = self.keys.shape
         nothing = self.keys.new_zeros(heads, 0, head_dim)
         return Slots(nothing, nothing, self.positions.new_zeros(heads, 0), torch.zeros(heads, 0, device=nothing.device))

@@ -10,10 +10,11 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import njit, prange
+from numba import prange
 
 from scissorhands.codec.base import Layout
-from scissorhands.kernels.cpu_vectors import FAST, scale_of, softmax, vector_of
+from scissorhands.compiled import compiled
+from scissorhands.kernels.cpu_vectors import scale_of, softmax, vector_of
 
 
 class Shape(NamedTuple):
@@ -52,13 +53,13 @@ def kernel(shape: Shape, threads: int) -> Callable[..., None]:
     """
     key_bits, key_group, key_bend = shape.keys or (0, 0, 0.0)
     value_bits, value_group, value_bend = shape.values or (0, 0, 0.0)
-    compiled: Callable[..., None] = _compiled(
+    found: Callable[..., None] = _kernel(
         shape.head_dim, shape.group, key_bits, key_group, key_bend, value_bits, value_group, value_bend, threads > 1
     )
-    return compiled
+    return found
 
 
-def _compiled(
+def _kernel(
     head_dim: int,
     group: int,
     key_bits: int,
@@ -132,12 +133,4 @@ def _compiled(
                     for element in range(head_dim):
                         summed[member, element] += weight * value[element]
 
-    return _jit(attend, parallel=parallel)
-
-
-def _jit(function: Callable[..., Any], *, parallel: bool) -> Any:
-    """Compile when called, and keep that on disk where numba finds a place to write; NUMBA_CACHE_DIR names one."""
-    try:
-        return njit(nogil=True, cache=True, parallel=parallel, fastmath=FAST, error_model="numpy")(function)
-    except RuntimeError:
-        return njit(nogil=True, parallel=parallel, fastmath=FAST, error_model="numpy")(function)
+    return compiled(attend, parallel=parallel)

@@ -4,8 +4,7 @@ import numpy as np
 from numba import njit
 from numba.extending import overload
 
-# Sums may be taken in the order that the processor likes.
-FAST = {"reassoc", "nsz", "contract", "arcp", "afn"}
+from scissorhands.compiled import FAST
 
 
 # In this order: what is left of a number by the whole exponent is found in two steps, so as to lose nothing.

@@ -1,29 +1,46 @@
-"""Both ways of moving slots to the front, against indexing a copy."""
+"""Both ways of parting slots, against indexing a copy."""
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scissorhands.compaction import move_gathered, move_stretches
+from scissorhands.compaction import part_on_device, part_on_host
 
 HEADS, SLOTS = 3, 40
 SHAPES = {torch.float32: (64,), torch.bfloat16: (4,), torch.uint8: (5,), torch.int32: (), torch.bool: (0,)}
 
 
-@pytest.mark.parametrize("move", [move_gathered, move_stretches])
+@pytest.mark.parametrize("part", [part_on_host, part_on_device])
 @settings(max_examples=60, deadline=None, derandomize=True)
-@given(kept=st.integers(0, SLOTS), seed=st.integers(0, 99))
-def test_each_heads_own_slots_come_to_the_front_in_their_order(move, kept, seed):
+@given(
+    decided=st.integers(0, SLOTS),
+    kept=st.integers(0, SLOTS),
+    newer=st.integers(0, 5),
+    taken=st.integers(1, len(SHAPES)),
+    seed=st.integers(0, 99),
+)
+def test_what_a_head_keeps_comes_to_the_front_in_its_order_and_the_rest_is_taken(
+    part, decided, kept, newer, taken, seed
+):
     generator = torch.Generator().manual_seed(seed)
-    slots = torch.stack([torch.randperm(SLOTS, generator=generator)[:kept].sort().values for _ in range(HEADS)])
+    kept, length = min(kept, decided), min(decided + newer, SLOTS)
+    keep = np.zeros((HEADS, decided), dtype=bool)
+    for own in keep:
+        own[torch.randperm(decided, generator=generator)[:kept].numpy()] = True
     # Rows of a larger tensor, as a pool's are.
     held = [
         torch.randint(100, (2, HEADS, SLOTS, *shape), generator=generator).to(dtype) for dtype, shape in SHAPES.items()
     ]
     before = [tensor.clone() for tensor in held]
-    move([tensor[1] for tensor in held], slots)
-    for tensor, old in zip(held, before, strict=True):
-        for head in range(HEADS):
-            assert torch.equal(tensor[1, head, :kept], old[1, head, slots[head]])
+    found = part([tensor[1] for tensor in held], keep, length, taken)
+    assert len(found) == taken
+    for index, (tensor, old) in enumerate(zip(held, before, strict=True)):
+        for head, own in enumerate(keep):
+            staying = np.concatenate([np.flatnonzero(own), np.arange(decided, length)])
+            assert torch.equal(tensor[1, head, : len(staying)], old[1, head, staying])
+            assert torch.equal(tensor[1, head, length:], old[1, head, length:])
+            if index < taken:
+                assert torch.equal(found[index][head], old[1, head, np.flatnonzero(~own)])
         assert torch.equal(tensor[0], old[0]), "the other row stays"

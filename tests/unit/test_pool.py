@@ -155,23 +155,28 @@ def test_compacting_moves_each_heads_own_slots_to_the_front():
         slots = torch.arange(8).view(1, 1, 8, *[1] * (tensor.dim() - 3))
         tensor.copy_((slots + 10 * torch.arange(3).view(1, 3, 1, *[1] * (tensor.dim() - 3))).to(tensor.dtype))
     before = [tensor[0].clone() for tensor in pool.tensors()]
-    kept = torch.tensor([[0, 2, 7], [1, 2, 3], [5, 6, 7]])
-    taken = pool.take(1, kept)
-    pool.compact(1, kept)
-    expected = [[0, 2, 7], [11, 12, 13], [25, 26, 27]]
-    assert pool.positions[1, :, :3].tolist() == taken.positions.tolist() == expected
-    assert pool.keys[1, :, :3, 0].tolist() == taken.keys[..., 0].tolist() == expected
-    assert pool.values[1, :, :3, 3].tolist() == taken.values[..., 3].tolist() == expected
-    assert pool.states[0][1, :, :3].tolist() == taken.mass.tolist() == expected
-    assert pool.states[1][1, :, :3, 1].tolist() == expected
-    assert not any(state[1, :, 3:].any() for state in pool.states), "free slots have no evidence"
+    for state in pool.states:
+        state[1, :, 7:] = 0  # The eighth slot is free.
+    keep = np.array([[1, 0, 1, 0, 0], [0, 1, 1, 0, 0], [0, 0, 0, 1, 1]], dtype=bool)
+    taken = pool.evict(1, 7, keep)
+    # The slots from the sixth on came after the snapshot, and stay.
+    expected = [[0, 2, 5, 6], [11, 12, 15, 16], [23, 24, 25, 26]]
+    gone = [[1, 3, 4], [10, 13, 14], [20, 21, 22]]
+    assert pool.positions[1, :, :4].tolist() == expected
+    assert pool.keys[1, :, :4, 0].tolist() == expected
+    assert pool.values[1, :, :4, 3].tolist() == expected
+    assert pool.states[0][1, :, :4].tolist() == expected
+    assert pool.states[1][1, :, :4, 1].tolist() == expected
+    assert taken.positions.tolist() == taken.keys[..., 0].tolist() == taken.values[..., 3].tolist() == gone
+    assert taken.mass.tolist() == gone
+    assert not any(state[1, :, 4:].any() for state in pool.states), "free slots have no evidence"
     for tensor, row in zip(pool.tensors(), before, strict=True):
         assert torch.equal(tensor[0], row), "the other row stays"
 
 
 def test_what_was_taken_and_evidence_are_copies():
     pool = layer_pool(rows=1)
-    taken, evidence = pool.take(0, torch.tensor([[0, 1]] * 3)), pool.evidence(0, 4, 4)
+    evidence, taken = pool.evidence(0, 4, 4), pool.evict(0, 4, np.array([[0, 0, 1, 1]] * 3, dtype=bool))
     for tensor in pool.tensors():
         tensor.fill_(1)
     assert not taken.keys.any()

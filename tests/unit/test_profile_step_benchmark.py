@@ -29,7 +29,7 @@ def test_the_parts_of_a_step_are_all_of_it(found):
 
 
 def test_each_part_is_found_where_it_is_done_and_nowhere_else(found):
-    evicting = {"snapshot", "plan", "take", "compaction"}
+    evicting = {"snapshot", "plan", "compaction"}
     for row in found["rows"]:
         done = {part for part, seconds in row["parts"].items() if seconds > 0}
         assert {"weights", "model", "attention"} <= done
