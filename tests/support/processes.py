@@ -7,11 +7,12 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import threading
 import time
 from contextlib import suppress
 from urllib.request import urlopen
+
+from support.forked import ForkedProgram
 
 START_SECONDS = 60
 STOP_SECONDS = 30
@@ -110,7 +111,7 @@ class RedisProcess:
 
 
 class ManagerProcess:
-    """``scissorhands manager`` as whoever runs it starts it, on free ports unless told otherwise."""
+    """``scissorhands manager`` as a process of its own, on free ports unless told otherwise."""
 
     def __init__(self, **options):
         self._options = {"port": 0, "metrics_port": 0, **options}
@@ -130,12 +131,12 @@ class ManagerProcess:
     def _start(self):
         words = [word for name, value in self._options.items() for word in (f"--{name.replace('_', '-')}", str(value))]
         environment = {name: value for name, value in os.environ.items() if not name.startswith("SCISSORHANDS_")}
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "scissorhands", "manager", *words],
-            stdout=subprocess.PIPE,
-            text=True,
-            env={**environment, "OMP_NUM_THREADS": "1"},
-        )
+        reading, writing = os.pipe()
+        self._output = os.fdopen(reading)
+        try:
+            self._process = ForkedProgram("manager", *words, stdout=writing, environment=environment)
+        finally:
+            os.close(writing)
         self.lines = []
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
@@ -183,10 +184,10 @@ class ManagerProcess:
             self._process.terminate()
             try:
                 self._process.wait(STOP_SECONDS)
-            except subprocess.TimeoutExpired:
+            except TimeoutError:
                 self.kill()
         self._reader.join(STOP_SECONDS)
-        self._process.stdout.close()
+        self._output.close()
 
     def scrape(self):
         """Return the text of its metrics."""
@@ -199,7 +200,7 @@ class ManagerProcess:
         return values[f"scissorhands_manager_{series}"]
 
     def _read(self):
-        for line in self._process.stdout:
+        for line in self._output:
             self.lines.append(line.rstrip())
 
     def _line(self, pattern):
