@@ -19,6 +19,7 @@ from scissorhands.kernels import launch, table
 from scissorhands.layer_pool import LayerCodec, LayerPool
 from scissorhands.new_tokens import NewTokens
 from scissorhands.probe import model_shape, probe
+from scissorhands.row import Row
 from scissorhands.signals import LastAttention, LowCount, Mass, Signal, Weight, WindowMass
 from scissorhands.signals.low_count_ring import LowCountRing
 from scissorhands.span import Span
@@ -26,6 +27,8 @@ from scissorhands.step import ModelStep
 
 CPU = torch.device("cpu")
 SLOTS = 600
+# Tokens that rows read before they decode: so many that evictions come soon.
+PROMPT = 14
 EVIDENCE = (Mass(), LowCount(6), WindowMass(6), LastAttention(), Weight())
 TOLERANCES = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 
@@ -194,22 +197,33 @@ def test_a_model_says_the_same(monkeypatch):
 
 @torch.inference_mode()
 def decoded() -> torch.Tensor:
-    """Return the logits of a row, and of another that begins later, step by step."""
+    """Return the logits of a row, and of another that begins later, step by step behind a prompt each."""
     model = tiny_model("llama_wide")
     probe(model)
     shape = model_shape(model)
     own = grant(BudgetRequest.tokens(18), PolicyRequest("scissorhands", "counts"), shape, 60, codec="int4")
     cache, step = ResidentCache(shape, torch.float32, CPU), ModelStep(model)
-    rows = [cache.add_row(own)]
+    rows: list[Row] = []
     logits = []
-    for token in random_tokens(27, seed=1).tolist():
-        if len(logits) == 3:
+    tokens = random_tokens(PROMPT + 9, seed=1).tolist()
+    for place, token in enumerate(tokens[PROMPT:]):
+        if place in {0, 3}:
             rows.append(cache.add_row(own))
+            read(cache, step, rows[-1], tokens[:PROMPT])
         for row in rows:
             cache.prepare_decode(row)
         logits.append(step(rows, [[token]] * len(rows))[-1])
     assert all(row.epoch for row in rows)
     return torch.stack(logits)
+
+
+def read(cache: ResidentCache, step: ModelStep, row: Row, prompt: list[int]) -> None:
+    """Let a row read a prompt, chunk by chunk; no kernel does that."""
+    while row.step < len(prompt):
+        tokens = row.next_chunk(len(prompt) - row.step)
+        cache.prepare_prefill(row, tokens)
+        step([row], [prompt[row.step : row.step + tokens]])
+    assert row.epoch == 0
 
 
 def test_kernels_compile_for_a_gpu(tmp_path):
