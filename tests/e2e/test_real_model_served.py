@@ -15,8 +15,8 @@ from scissorhands_client import AsyncClient, Budget, GenerateOptions, TokenIds
 pytestmark = pytest.mark.real_model
 
 TEXTS = Path(__file__).parents[2] / "examples" / "texts"
-NEW_TOKENS = 64
-LENGTHS = (50, 300, 1500, 120)
+NEW_TOKENS = 24
+LENGTHS = (50, 300, 1100, 120)
 
 
 @pytest.fixture(scope="module")
