@@ -7,6 +7,7 @@
 ...             print(event.text, end="")
 """
 
+from scissorhands.credentials import Credentials
 from scissorhands_client.aio import AsyncClient, AsyncGenerateStream
 from scissorhands_client.budget import Budget
 from scissorhands_client.client import Client, GenerateStream
@@ -67,6 +68,7 @@ __all__ = [
     "ChatMessage",
     "Client",
     "ClientError",
+    "Credentials",
     "DeadlineExceededError",
     "Delta",
     "Divergence",

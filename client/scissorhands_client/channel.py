@@ -1,7 +1,13 @@
 """How a client reaches a server: the channel's options and the deadlines, alike for the sync and the async form."""
 
 import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
+import grpc
+
+from scissorhands.credentials import Credentials
+from scissorhands.errors import InvalidRequestError as RefusedFieldError
 from scissorhands_client.errors import InvalidRequestError
 
 DEFAULT_WORKER = "127.0.0.1:50051"
@@ -35,6 +41,29 @@ _HOST = r"(localhost|127(\.\d{1,3}){3}|\[::1\]):\d+"
 _LOOPBACK = re.compile(rf"(ipv[46]:)?{_HOST}(,{_HOST})*", re.ASCII)
 
 
+def opened(server: str, credentials: Credentials | None, chosen: Sequence[tuple[str, int | str]]) -> grpc.Channel:
+    """Open a channel to a server.
+
+    Args:
+        server: Its address.
+        credentials: How it is reached; None does without TLS.
+        chosen: Options of the channel.
+
+    Raises:
+        InvalidRequestError: The address names no port, or a file of the credentials cannot be used.
+    """
+    with _local():
+        return (credentials or Credentials()).channel(checked_address(server), chosen)
+
+
+def aio_opened(
+    server: str, credentials: Credentials | None, chosen: Sequence[tuple[str, int | str]]
+) -> grpc.aio.Channel:
+    """Open a channel for asyncio; as :func:`opened`."""
+    with _local():
+        return (credentials or Credentials()).aio_channel(checked_address(server), chosen)
+
+
 def options(address: str) -> tuple[tuple[str, int | str], ...]:
     """Return the options of a channel to the server at ``address``."""
     # A proxy from the environment has no place between this machine and itself; gRPC would send even that through it.
@@ -66,3 +95,11 @@ def checked_timeout(timeout: float) -> float:
     if not 0 < timeout < float("inf"):
         raise InvalidRequestError.local("timeout", f"must be a finite number of seconds above 0, got {timeout}")
     return timeout
+
+
+@contextmanager
+def _local() -> Iterator[None]:
+    try:
+        yield
+    except RefusedFieldError as error:
+        raise InvalidRequestError.local(error.field, error.description) from error

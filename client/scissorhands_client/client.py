@@ -8,6 +8,7 @@ from typing import Protocol, Self
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from scissorhands.credentials import Credentials
 from scissorhands.v1 import generation_pb2, generation_pb2_grpc
 from scissorhands_client import channel
 from scissorhands_client.collector import Collector
@@ -101,6 +102,7 @@ class Client:
             several addresses, or ``ipv4:10.0.0.1:50051,10.0.0.2:50051``.
         timeout: How long an answer may take unless its call says otherwise, in seconds.
         call_timeout: How long any other call may take, in seconds.
+        credentials: How the server is reached if it uses TLS; their files are read once.
 
     Raises:
         InvalidRequestError: An argument is out of range.
@@ -112,10 +114,11 @@ class Client:
         *,
         timeout: float = channel.GENERATE_TIMEOUT,
         call_timeout: float = channel.CALL_TIMEOUT,
+        credentials: Credentials | None = None,
     ) -> None:
         self._timeout = channel.checked_timeout(timeout)
         self._call_timeout = channel.checked_timeout(call_timeout)
-        self._channel = grpc.insecure_channel(channel.checked_address(server), options=channel.worker_options(server))
+        self._channel = channel.opened(server, credentials, channel.worker_options(server))
         self._stub = generation_pb2_grpc.GenerationServiceStub(self._channel)
         self._health = health_pb2_grpc.HealthStub(self._channel)
 

@@ -23,6 +23,7 @@ from google.protobuf.message import DecodeError
 from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
+from scissorhands.credentials import connection_hint
 from scissorhands.errors import ScissorhandsError
 
 
@@ -164,7 +165,9 @@ def from_rpc_error(error: grpc.RpcError) -> ClientError:
     # Also the code of a message beyond gRPC's size limit, where trying again is no use. Our servers always say when.
     if code is grpc.StatusCode.RESOURCE_EXHAUSTED and info.retry_after is not None:
         return OverloadedError(code, error.details() or "", info)
-    return _CLASSES.get(code, ServerError)(code, error.details() or "", info)
+    details = error.details() or ""
+    hint = connection_hint(details)
+    return _CLASSES.get(code, ServerError)(code, f"{details}; {hint}" if hint else details, info)
 
 
 def _first_field(info: ErrorInfo) -> str:

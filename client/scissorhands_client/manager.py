@@ -6,6 +6,7 @@ from typing import Self
 
 import grpc
 
+from scissorhands.credentials import Credentials
 from scissorhands.v1 import cache_manager_pb2, cache_manager_pb2_grpc, store_pb2, suspension_pb2
 from scissorhands_client import channel
 from scissorhands_client.convert import list_request, read_measured, read_session
@@ -37,14 +38,21 @@ class ManagerClient:
     Args:
         server: Address of the manager, as ``host:port``.
         timeout: How long one call may take, in seconds.
+        credentials: How the server is reached if it uses TLS; their files are read once.
 
     Raises:
         InvalidRequestError: An argument is out of range.
     """
 
-    def __init__(self, server: str = channel.DEFAULT_MANAGER, *, timeout: float = channel.CALL_TIMEOUT) -> None:
+    def __init__(
+        self,
+        server: str = channel.DEFAULT_MANAGER,
+        *,
+        timeout: float = channel.CALL_TIMEOUT,
+        credentials: Credentials | None = None,
+    ) -> None:
         self._timeout = channel.checked_timeout(timeout)
-        self._channel = grpc.insecure_channel(channel.checked_address(server), options=channel.options(server))
+        self._channel = channel.opened(server, credentials, channel.options(server))
         self._stub = cache_manager_pb2_grpc.CacheManagerServiceStub(self._channel)
 
     def __enter__(self) -> Self:
@@ -205,14 +213,21 @@ class AsyncManagerClient:
     Args:
         server: Address of the manager, as ``host:port``.
         timeout: How long one call may take, in seconds.
+        credentials: How the server is reached if it uses TLS; their files are read once.
 
     Raises:
         InvalidRequestError: An argument is out of range.
     """
 
-    def __init__(self, server: str = channel.DEFAULT_MANAGER, *, timeout: float = channel.CALL_TIMEOUT) -> None:
+    def __init__(
+        self,
+        server: str = channel.DEFAULT_MANAGER,
+        *,
+        timeout: float = channel.CALL_TIMEOUT,
+        credentials: Credentials | None = None,
+    ) -> None:
         self._timeout = channel.checked_timeout(timeout)
-        self._channel = grpc.aio.insecure_channel(channel.checked_address(server), options=channel.options(server))
+        self._channel = channel.aio_opened(server, credentials, channel.options(server))
         self._stub = cache_manager_pb2_grpc.CacheManagerServiceStub(self._channel)
 
     async def __aenter__(self) -> Self:

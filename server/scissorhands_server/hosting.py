@@ -16,6 +16,7 @@ from grpc_reflection.v1alpha import reflection
 from prometheus_client import CollectorRegistry, disable_created_metrics, start_http_server
 
 from scissorhands.errors import ConfigurationError
+from scissorhands_server.tls import ServerCertificate
 
 LOGGER = logging.getLogger(__name__)
 
@@ -63,16 +64,25 @@ class GrpcHost:
         names = (*self.services, health.SERVICE_NAME, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, self.server)
 
-    def bind(self, host: str, port: int) -> int:
+    def bind(self, host: str, port: int, certificate: ServerCertificate | None = None) -> int:
         """Listen on ``host:port`` (0: any free port) and return the port.
+
+        Args:
+            host: Address to listen on.
+            port: Port to listen on.
+            certificate: What is shown to clients; None serves without TLS.
 
         Raises:
             ConfigurationError: The address is taken or not ours.
         """
+        where = address(host, port)
         try:
-            bound: int = self.server.add_insecure_port(address(host, port))
+            if certificate is None:
+                bound: int = self.server.add_insecure_port(where)
+            else:
+                bound = self.server.add_secure_port(where, certificate.credentials())
         except RuntimeError as error:
-            raise ConfigurationError(f"cannot listen on {address(host, port)}: {error}") from error
+            raise ConfigurationError(f"cannot listen on {where}: {error}") from error
         return bound
 
     async def set_serving(self, serving: bool) -> None:

@@ -18,6 +18,8 @@ NO_COMMANDS = {
     "client ──": "a drawing",
     "you ────": "a drawing",
     "budget 20%   in /metrics": "what `make demo` prints",
+    "# docker/manager.env": "variables of a container",
+    "# docker/worker.env": "variables of a container",
     "ACL SETUSER": "Redis's configuration, with which the tests of the store's access run",
 }
 

@@ -10,6 +10,7 @@ from prometheus_client import CollectorRegistry
 
 from dashboards.asked import RULES, operands, panel_queries, rules
 from scissorhands_server.manager.metrics import ManagerMetrics
+from scissorhands_server.tls import TlsMetrics
 from scissorhands_server.worker.metrics import WorkerMetrics
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -106,6 +107,10 @@ CASES = {
         latency(f"{M}store_operation_seconds", 1, method="put"),
         latency(f"{M}store_operation_seconds", 0.01, method="put"),
     ),
+    "ScissorhandsCertificateEnds": (
+        [gauge(f"{M}certificate_left_seconds", 500_000)],
+        [gauge(f"{M}certificate_left_seconds", 700_000)],
+    ),
     "ScissorhandsStoreNearlyFull": (
         [gauge(f"{M}store_memory_bytes", 99), gauge(f"{M}store_most_memory_bytes", 100)],
         # Without a bound there is nothing to fill.
@@ -186,6 +191,8 @@ def test_rules_look_at_series_that_exist():
     registry = CollectorRegistry()
     WorkerMetrics(registry, "model", rows=1, queue=1)
     ManagerMetrics(registry)
+    for server in ("worker", "manager"):
+        TlsMetrics(registry, server)
     labels: dict[str, set[str]] = {}
     for family in registry.collect():
         for sample in family.samples:

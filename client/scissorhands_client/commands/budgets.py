@@ -7,9 +7,10 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from scissorhands.credentials import Credentials
 from scissorhands.profile import Profile
 from scissorhands_client.commands.failures import reported
-from scissorhands_client.commands.options import manager_option
+from scissorhands_client.commands.options import manager_options
 from scissorhands_client.manager import ManagerClient
 from scissorhands_client.records import MeasuredProfile
 
@@ -24,10 +25,10 @@ _SHOWN = 10
     type=click.Path(dir_okay=False, path_type=Path),
     help="Write a profile, for --profile of 'scissorhands eval' and of workers.",
 )
-@manager_option
-def budgets(*, model: str, out: Path | None, manager: str) -> None:
+@manager_options
+def budgets(*, model: str, out: Path | None, manager: str, credentials: Credentials) -> None:
     """Show which KV heads of a model need the most slots, as measured over its sessions."""
-    with reported(manager), ManagerClient(manager) as client:
+    with reported(manager), ManagerClient(manager, credentials=credentials) as client:
         found = client.measured_profile(model)
     profile = Profile.of(found.model, list(found.shares), list(found.losses), found.layers, found.kv_heads)
     if out is not None:

@@ -9,6 +9,7 @@ import click
 from prompt_toolkit import PromptSession
 from rich.console import Console
 
+from scissorhands.credentials import Credentials
 from scissorhands_client.client import Client
 from scissorhands_client.commands.failures import Failure, failure, reported
 from scissorhands_client.commands.options import generation_options, read_options
@@ -30,7 +31,16 @@ _HELP = "/exit ends, /reset forgets the conversation, /stats shows the last answ
 )
 @click.option("--quiet", is_flag=True, help="Print only the answers: no progress, no statistics.")
 @generation_options
-def chat(*, system: str | None, keep: bool, quiet: bool, server: str, timeout: float, **options: Any) -> None:
+def chat(
+    *,
+    system: str | None,
+    keep: bool,
+    quiet: bool,
+    server: str,
+    timeout: float,
+    credentials: Credentials,
+    **options: Any,
+) -> None:
     """Talk with the model. Each line is one turn; lines can also be piped in.
 
     /exit ends, /reset forgets the conversation, /stats shows the last answer's statistics.
@@ -42,7 +52,7 @@ def chat(*, system: str | None, keep: bool, quiet: bool, server: str, timeout: f
     chosen = read_options(session_id=secrets.token_urlsafe(18) if keep else "", **options)
     console = Console(stderr=True, markup=False)
     interactive = sys.stdin.isatty()
-    with reported(server), Client(server, timeout=timeout) as client:
+    with reported(server), Client(server, timeout=timeout, credentials=credentials) as client:
         served = client.get_model()
         if not served.chat:
             raise Failure(f"{served.model.name} has no chat template; use 'scissorhands generate' instead")

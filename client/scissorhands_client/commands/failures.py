@@ -5,6 +5,7 @@ from contextlib import contextmanager
 
 import click
 
+from scissorhands.credentials import connection_hint
 from scissorhands_client.errors import (
     ClientError,
     DeadlineExceededError,
@@ -16,7 +17,10 @@ from scissorhands_client.errors import (
 # What sets a field of a request; the longest prefix counts.
 _SOURCES = {
     "budget": "--budget",
+    "ca_file": "--ca-file",
+    "certificate": "--certificate",
     "chat": "PROMPT",
+    "key": "--key",
     "max_new_tokens": "--max-new-tokens",
     "policy": "--policy",
     "policy.parameters": "--param",
@@ -26,6 +30,7 @@ _SOURCES = {
     "sampling.temperature": "--temperature",
     "sampling.top_k": "--top-k",
     "sampling.top_p": "--top-p",
+    "server_name": "--server-name",
     "session_id": "ID",
     "stop": "--stop",
     "text": "PROMPT",
@@ -76,6 +81,10 @@ def failure(error: ClientError, server: str) -> Failure:
         return BadRequestFailure(_refused(error))
     if isinstance(error, OverloadedError):
         return Failure(f"the server is full: {error}; try again in {error.retry_after:g} s")
+    if hint := connection_hint(error.details, "--"):
+        return Failure(
+            f"no connection to {server}: {hint} ({error.details.removesuffix(f'; {connection_hint(error.details)}')})"
+        )
     # With a reason it is the server that speaks; without one nothing answered.
     if isinstance(error, ServerUnavailableError) and not error.info.reason:
         return Failure(

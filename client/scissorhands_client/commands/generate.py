@@ -7,6 +7,7 @@ from typing import Any
 import click
 from rich.console import Console
 
+from scissorhands.credentials import Credentials
 from scissorhands_client.client import Client
 from scissorhands_client.commands.failures import Failure, reported
 from scissorhands_client.commands.options import generation_options, read_options
@@ -45,6 +46,7 @@ def generate(
     quiet: bool,
     server: str,
     timeout: float,
+    credentials: Credentials,
     **options: Any,
 ) -> None:
     """Answer PROMPT, streaming the text to standard output; everything else goes to standard error.
@@ -58,7 +60,11 @@ def generate(
     with reported(server):
         text = _read_prompt(prompt, file)
         asked: Prompt = [ChatMessage("user", text)] if chat else text
-        with Client(server, timeout=timeout) as client, client.generate(asked, chosen) as stream, AnswerWriter() as out:
+        with (
+            Client(server, timeout=timeout, credentials=credentials) as client,
+            client.generate(asked, chosen) as stream,
+            AnswerWriter() as out,
+        ):
             result = show_events(stream, _ignore if as_json else out.write, console, quiet=quiet)
     if as_json:
         write_text(to_json(result_object(result)) + "\n")

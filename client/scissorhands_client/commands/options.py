@@ -5,6 +5,7 @@ from typing import Any, TypeVar
 
 import click
 
+from scissorhands.credentials_options import credentials_options
 from scissorhands_client.budget import Budget
 from scissorhands_client.channel import DEFAULT_MANAGER, DEFAULT_WORKER, GENERATE_TIMEOUT
 from scissorhands_client.errors import InvalidRequestError
@@ -136,7 +137,7 @@ _OPTIONS = (
 )
 
 
-manager_option = click.option(
+_manager_option = click.option(
     "--manager",
     metavar="HOST:PORT",
     default=DEFAULT_MANAGER,
@@ -147,8 +148,14 @@ manager_option = click.option(
 )
 
 
+def manager_options(command: Command) -> Command:
+    """Add the options that say which manager is called, and how: ``manager`` and ``credentials``."""
+    return _manager_option(credentials_options(command))
+
+
 def generation_options(command: Command) -> Command:
     """Add the shared options to a command. Its keyword arguments go to :func:`read_options`."""
+    command = credentials_options(command)
     for option in reversed(_OPTIONS):
         command = option(command)
     return command
@@ -157,7 +164,7 @@ def generation_options(command: Command) -> Command:
 def read_options(
     *, policy: str | None, parameters: tuple[tuple[str, int], ...], stop: tuple[str, ...], **others: Any
 ) -> GenerateOptions:
-    """Turn the values of the shared options, without ``server`` and ``timeout``, into the client's options.
+    """Turn the values of the options that decide an answer into the client's options.
 
     Raises:
         click.UsageError: Parameters are given without a policy, or when to recall without how much.

@@ -11,8 +11,9 @@ from rich.console import Console
 from rich.filesize import decimal
 from rich.table import Table
 
+from scissorhands.credentials import Credentials
 from scissorhands_client.commands.failures import reported
-from scissorhands_client.commands.options import manager_option
+from scissorhands_client.commands.options import manager_options
 from scissorhands_client.commands.summary import budget_text, quality_rows, to_json
 from scissorhands_client.commands.terminal import write_text
 from scissorhands_client.manager import ManagerClient
@@ -24,7 +25,7 @@ _STATES = [state.value for state in SessionState if state is not SessionState.UN
 
 
 def _shared(command: Command) -> Command:
-    return manager_option(click.option("--json", "as_json", is_flag=True, help="Print JSON.")(command))
+    return manager_options(click.option("--json", "as_json", is_flag=True, help="Print JSON.")(command))
 
 
 @click.group()
@@ -38,9 +39,9 @@ def sessions() -> None:
     "--limit", type=click.IntRange(min=1), default=100, show_default=True, help="Most sessions, the newest first."
 )
 @_shared
-def list_command(*, state: str | None, limit: int, manager: str, as_json: bool) -> None:
+def list_command(*, state: str | None, limit: int, manager: str, credentials: Credentials, as_json: bool) -> None:
     """List sessions, the newest first."""
-    with reported(manager), ManagerClient(manager) as client:
+    with reported(manager), ManagerClient(manager, credentials=credentials) as client:
         wanted = None if state is None else SessionState(state)
         found = list(islice(client.list_sessions(wanted, page_size=min(limit, 1000)), limit))
     if as_json:
@@ -54,9 +55,9 @@ def list_command(*, state: str | None, limit: int, manager: str, as_json: bool) 
 @sessions.command("show")
 @click.argument("session_id", metavar="ID")
 @_shared
-def show_command(*, session_id: str, manager: str, as_json: bool) -> None:
+def show_command(*, session_id: str, manager: str, credentials: Credentials, as_json: bool) -> None:
     """Show one session with its segments."""
-    with reported(manager), ManagerClient(manager) as client:
+    with reported(manager), ManagerClient(manager, credentials=credentials) as client:
         session = client.get_session(session_id)
     if as_json:
         write_text(to_json(asdict(session), indent=2) + "\n")
@@ -70,13 +71,13 @@ def show_command(*, session_id: str, manager: str, as_json: bool) -> None:
 @sessions.command("suspend")
 @click.argument("session_id", metavar="ID")
 @_shared
-def suspend_command(*, session_id: str, manager: str, as_json: bool) -> None:
+def suspend_command(*, session_id: str, manager: str, credentials: Credentials, as_json: bool) -> None:
     """Let no turn of a session begin until 'resume', and keep its row.
 
     Its row is in the store since the end of its last turn, and no worker holds anything of it. It is not evicted, but
     ends with its time to live, which begins anew. Refused while a turn runs.
     """
-    with reported(manager), ManagerClient(manager) as client:
+    with reported(manager), ManagerClient(manager, credentials=credentials) as client:
         row = client.pause_session(session_id)
     write_text(
         to_json(asdict(row), indent=2) + "\n"
@@ -88,12 +89,12 @@ def suspend_command(*, session_id: str, manager: str, as_json: bool) -> None:
 @sessions.command("resume")
 @click.argument("session_id", metavar="ID")
 @_shared
-def resume_command(*, session_id: str, manager: str, as_json: bool) -> None:
+def resume_command(*, session_id: str, manager: str, credentials: Credentials, as_json: bool) -> None:
     """Let turns of a session begin again, and check that its row can be loaded.
 
     A row that is not whole is deleted, and the exit status is 1: the next turn reads its prompt anew.
     """
-    with reported(manager), ManagerClient(manager) as client:
+    with reported(manager), ManagerClient(manager, credentials=credentials) as client:
         found = client.unpause_session(session_id)
     if as_json:
         write_text(to_json(asdict(found), indent=2) + "\n")
@@ -108,9 +109,9 @@ def resume_command(*, session_id: str, manager: str, as_json: bool) -> None:
 @sessions.command("delete")
 @click.argument("session_id", metavar="ID")
 @_shared
-def delete_command(*, session_id: str, manager: str, as_json: bool) -> None:
+def delete_command(*, session_id: str, manager: str, credentials: Credentials, as_json: bool) -> None:
     """Delete all that the store has of one session: its row and its segments."""
-    with reported(manager), ManagerClient(manager) as client:
+    with reported(manager), ManagerClient(manager, credentials=credentials) as client:
         deleted = client.delete_session(session_id)
     told = (
         to_json({"session_id": session_id, "deleted": deleted}, indent=2) if as_json else f"{deleted:,} values deleted"

@@ -12,8 +12,9 @@ from rich.filesize import decimal
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from scissorhands.credentials import Credentials
 from scissorhands_client.commands.failures import reported
-from scissorhands_client.commands.options import manager_option
+from scissorhands_client.commands.options import manager_options
 from scissorhands_client.commands.summary import to_json
 from scissorhands_client.commands.terminal import write_text
 from scissorhands_client.manager import STORE_TIMEOUT, ManagerClient
@@ -33,7 +34,7 @@ _SAID = {
 
 
 def _shared(command: Command) -> Command:
-    return manager_option(click.option("--json", "as_json", is_flag=True, help="Print JSON.")(command))
+    return manager_options(click.option("--json", "as_json", is_flag=True, help="Print JSON.")(command))
 
 
 _timeout = click.option(
@@ -53,9 +54,9 @@ def store() -> None:
 
 @store.command("stat")
 @_shared
-def stat_command(*, manager: str, as_json: bool) -> None:
+def stat_command(*, manager: str, credentials: Credentials, as_json: bool) -> None:
     """Show what is stored, by tenant and kind, and what bounds it."""
-    with reported(manager), ManagerClient(manager) as client:
+    with reported(manager), ManagerClient(manager, credentials=credentials) as client:
         state = client.get_store()
     if as_json:
         write_text(to_json(asdict(state), indent=2) + "\n")
@@ -69,12 +70,12 @@ def stat_command(*, manager: str, as_json: bool) -> None:
 @click.option("--dry-run", is_flag=True, help="Only tell what would be done.")
 @_timeout
 @_shared
-def gc_command(*, dry_run: bool, timeout: float, manager: str, as_json: bool) -> None:
+def gc_command(*, dry_run: bool, timeout: float, manager: str, credentials: Credentials, as_json: bool) -> None:
     """Mend what crashes have left behind, and evict what is beyond a bound.
 
     The manager does the same by itself, a piece at a time; this does all of it now.
     """
-    with reported(manager), ManagerClient(manager) as client:
+    with reported(manager), ManagerClient(manager, credentials=credentials) as client:
         items = list(client.collect_garbage(dry_run=dry_run, timeout=timeout))
     if as_json:
         write_text(to_json({"dry_run": dry_run, "items": [asdict(each) for each in items]}, indent=2) + "\n")
@@ -97,7 +98,9 @@ def gc_command(*, dry_run: bool, timeout: float, manager: str, as_json: bool) ->
 )
 @_timeout
 @_shared
-def verify_command(*, delete: bool, object_timeout: float, timeout: float, manager: str, as_json: bool) -> None:
+def verify_command(
+    *, delete: bool, object_timeout: float, timeout: float, manager: str, credentials: Credentials, as_json: bool
+) -> None:
     """Read every object and check every checksum. The exit status is 1 if one is not whole."""
     bad: list[VerifiedObject] = []
     checked, size = 0, 0
@@ -105,7 +108,7 @@ def verify_command(*, delete: bool, object_timeout: float, timeout: float, manag
     columns = (TextColumn("checking"), BarColumn(), MofNCompleteColumn(), TextColumn("objects"), TimeElapsedColumn())
     with (
         reported(manager),
-        ManagerClient(manager) as client,
+        ManagerClient(manager, credentials=credentials) as client,
         Progress(*columns, console=console, transient=True, disable=not console.is_interactive) as progress,
     ):
         task = progress.add_task("", total=None)

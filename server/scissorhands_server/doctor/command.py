@@ -12,6 +12,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from scissorhands.credentials import Credentials
+from scissorhands.credentials_options import credentials_options
 from scissorhands_server.doctor.finding import Finding, Status
 from scissorhands_server.doctor.model import Needs, check_disk, check_memory, check_model
 from scissorhands_server.doctor.packages import check_packages, check_python
@@ -46,6 +48,7 @@ _STYLES = {Status.OK: "green", Status.WARNING: "yellow", Status.FAILED: "bold re
     help="The worker's folder for converted models.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@credentials_options
 def doctor(
     *,
     model: str | None,
@@ -55,15 +58,18 @@ def doctor(
     role: str,
     cache_folder: Path,
     as_json: bool,
+    credentials: Credentials,
 ) -> None:
     """Check this machine, and say what to do about every fault. Exits with 1 if a check fails."""
     findings = [check_python(), check_packages("")]
     if role in ("all", "manager"):
-        findings += _manager_findings(store_url, manager)
+        findings += _manager_findings(store_url, manager, credentials)
     if role in ("all", "worker"):
-        findings += _worker_findings(model, server, cache_folder.expanduser())
+        findings += _worker_findings(model, server, cache_folder.expanduser(), credentials)
     if role == "client":
-        findings += [check_server(name, each) for name, each in (("worker", server), ("manager", manager)) if each]
+        findings += [
+            check_server(name, each, credentials) for name, each in (("worker", server), ("manager", manager)) if each
+        ]
     if as_json:
         click.echo(json.dumps([{**asdict(each), "status": each.status.value} for each in findings], indent=2))
     else:
@@ -72,14 +78,20 @@ def doctor(
         sys.exit(1)
 
 
-def _manager_findings(store_url: str | None, manager: str | None) -> Iterator[Finding]:
+def _manager_findings(store_url: str | None, manager: str | None, credentials: Credentials) -> Iterator[Finding]:
     yield check_packages("manager")
     yield from check_store(store_url) if store_url else [check_embedded_store()]
-    yield check_server("manager", manager) if manager else check_grpc_port("manager port", _HOST, 50052)
+    yield (
+        check_server("manager", manager, credentials)
+        if manager
+        else check_grpc_port("manager port", _HOST, 50052, credentials)
+    )
     yield check_metrics_port("manager metrics port", _HOST, 9102)
 
 
-def _worker_findings(model: str | None, server: str | None, cache_folder: Path) -> Iterator[Finding]:
+def _worker_findings(
+    model: str | None, server: str | None, cache_folder: Path, credentials: Credentials
+) -> Iterator[Finding]:
     yield check_packages("worker")
     needs = Needs()
     if model is not None:
@@ -87,7 +99,11 @@ def _worker_findings(model: str | None, server: str | None, cache_folder: Path) 
         yield from findings
     yield check_memory(needs)
     yield check_disk(needs, cache_folder)
-    yield check_server("worker", server) if server else check_grpc_port("worker port", _HOST, 50051)
+    yield (
+        check_server("worker", server, credentials)
+        if server
+        else check_grpc_port("worker port", _HOST, 50051, credentials)
+    )
     yield check_metrics_port("worker metrics port", _HOST, 9101)
 
 

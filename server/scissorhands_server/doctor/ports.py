@@ -6,6 +6,7 @@ from urllib.request import ProxyHandler, build_opener
 
 import click
 
+from scissorhands.credentials import Credentials
 from scissorhands_server.doctor.finding import Finding
 from scissorhands_server.healthcheck import check as check_health
 
@@ -14,21 +15,21 @@ _OURS = b"scissorhands_"
 _MAX_METRICS_BYTES = 1 << 20
 
 
-def check_server(name: str, address: str) -> Finding:
+def check_server(name: str, address: str, credentials: Credentials | None = None) -> Finding:
     """Ask a server that should be running for its health."""
     try:
-        check_health(address, _TIMEOUT_SECONDS)
+        check_health(address, _TIMEOUT_SECONDS, credentials)
     except click.ClickException as lack:
         return Finding.failed(name, lack.message, f"start it with 'scissorhands {name}', or name its right address")
     return Finding.ok(name, f"{address} serves")
 
 
-def check_grpc_port(name: str, host: str, port: int) -> Finding:
+def check_grpc_port(name: str, host: str, port: int, credentials: Credentials | None = None) -> Finding:
     """Look whether the port of a server is free, or a server of ours has it."""
     if _is_free(host, port):
         return Finding.ok(name, f"{host}:{port} is free")
     try:
-        check_health(f"{host}:{port}", _TIMEOUT_SECONDS)
+        check_health(f"{host}:{port}", _TIMEOUT_SECONDS, credentials)
     except click.ClickException:
         return _taken(name, host, port)
     return Finding.ok(name, f"{host}:{port} is in use by a server that serves")

@@ -39,6 +39,7 @@ from scissorhands_server.store.embedded import EmbeddedStore
 from scissorhands_server.store.metered import MeteredStore
 from scissorhands_server.store.redis import RedisStore
 from scissorhands_server.store.registry import Registry
+from scissorhands_server.tls import ServerCertificate, TlsMetrics
 
 LOGGER = logging.getLogger(__name__)
 
@@ -57,7 +58,7 @@ async def serve(settings: ManagerSettings, announce: Callable[[str], None]) -> N
         announce: Told, line by line, what whoever started it must know.
 
     Raises:
-        ConfigurationError: An address is taken, or the embedded store does not start.
+        ConfigurationError: An address is taken, a certificate cannot be used, or the embedded store does not start.
     """
     configure_logging(settings.log_level)
     keep_large_blocks()
@@ -72,7 +73,9 @@ async def serve(settings: ManagerSettings, announce: Callable[[str], None]) -> N
         registry = CollectorRegistry()
         ProcessCollector(registry=registry)
         host = await stack.enter_async_context(_manager(settings, url, registry))
-        port = host.bind(settings.host, settings.port)
+        tls_metrics = TlsMetrics(registry, "manager")
+        certificate = ServerCertificate(settings.tls, tls_metrics) if settings.tls else None
+        port = host.bind(settings.host, settings.port, certificate)
         metrics_host = settings.metrics_host or settings.host
         endpoint = stack.enter_context(MetricsEndpoint(registry, metrics_host, settings.metrics_port))
         announce(f"metrics on http://{address(metrics_host, endpoint.port)}/metrics")

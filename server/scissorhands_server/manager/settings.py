@@ -9,13 +9,13 @@ from pydantic_settings import SettingsConfigDict
 from scissorhands.errors import InvalidRequestError
 from scissorhands.policies import get_policy
 from scissorhands_server.manager.space import SpaceLimits
-from scissorhands_server.settings import ServerSettings
+from scissorhands_server.serving import ServingSettings
 from scissorhands_server.store.address import Access, StoreAddress
 
 _MIB = 1 << 20
 
 
-class ManagerSettings(ServerSettings):
+class ManagerSettings(ServingSettings):
     """Everything that can be set. Read once, at start-up, by :func:`~scissorhands_server.settings.load_settings`."""
 
     model_config = SettingsConfigDict(env_prefix="SCISSORHANDS_MANAGER_")

@@ -1,12 +1,12 @@
 """Where a store is, as its URL tells, and how a connection to it proves and protects itself."""
 
-import ssl
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 from urllib.parse import parse_qs, unquote, urlsplit
+
+from scissorhands.credentials import check_certificates
+from scissorhands.errors import InvalidRequestError
 
 SCHEMES = (
     "redis://", "rediss://", "unix://", "redis+sentinel://", "rediss+sentinel://", "redis+cluster://",
@@ -52,13 +52,10 @@ class Access:
         Raises:
             ValueError: One cannot; the message names it.
         """
-        if self.ca_file:
-            with _named("ca_file", self.ca_file):
-                ssl.create_default_context(cafile=self.ca_file)
-        if self.certificate:
-            with _named("certificate", self.certificate):
-                # A key with a password would be asked for at the terminal.
-                ssl.create_default_context().load_cert_chain(self.certificate, self.key, password="")
+        try:
+            check_certificates(self.ca_file, self.certificate, self.key)
+        except InvalidRequestError as error:
+            raise ValueError(str(error)) from error
 
 
 @dataclass(frozen=True)
@@ -151,14 +148,6 @@ class StoreAddress:
             user=self.user,
             password=self.password,
         )
-
-
-@contextmanager
-def _named(name: str, path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise ValueError(f"{name}: {path} cannot be used: {error.strerror or error}") from error
 
 
 def _node(text: str, default_port: int) -> tuple[str, int]:

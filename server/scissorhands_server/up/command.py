@@ -12,6 +12,7 @@ import click
 
 from scissorhands.errors import ScissorhandsError
 from scissorhands_server.manager.settings import ManagerSettings
+from scissorhands_server.serving import ServingSettings
 from scissorhands_server.settings import load_settings
 from scissorhands_server.up.output import Output, OutputHandler
 from scissorhands_server.up.ports import choose_ports
@@ -25,6 +26,8 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 _MIB = 1 << 20
 # What `up` decides for the worker; everything else of the worker's is an option of `up`, too.
 _DECIDED = {"host", "port", "metrics_host", "metrics_port", "manager", "default_budget", "default_policy"}
+# What holds for both servers.
+_SHARED = tuple(ServingSettings.model_fields)
 _PASSED_ON = [option for option in worker_command.params if option.name not in _DECIDED]
 
 
@@ -110,7 +113,8 @@ def up(
     """Run store, manager and worker as processes of this machine until Ctrl-C.
 
     A process that ends is started again; whoever kills 'up' itself leaves none behind. What has no option here is set
-    by the environment, as in SCISSORHANDS_MANAGER_LEASE=60.
+    by the environment, as in SCISSORHANDS_MANAGER_LEASE=60. The options of TLS hold for worker and manager; with
+    --manager-ca-file and those that go with it, the worker reaches the manager, and 'up' asks both for their health.
     """
     if store_url and store_port:
         raise click.UsageError("--store-port is for the store that is started; leave it out with --store-url")
@@ -118,7 +122,8 @@ def up(
         raise click.UsageError(f"--state-file: there is no folder {state_file.parent}")
     defaults = {"budget": budget, "policy": policy}
     try:
-        managing = _check(defaults, store_url, worker)
+        shared = {name: worker[name] for name in _SHARED}
+        working, managing = _check(defaults, store_url, worker, shared)
         wanted = {
             "--port": port,
             "--metrics-port": metrics_port,
@@ -136,8 +141,9 @@ def up(
             store_access=managing.store_access,
             store_port=0 if store_url else choose_ports("127.0.0.1", {"--store-port": store_port})["--store-port"],
             store_bytes=store_bytes,
+            credentials=working.manager_credentials,
             worker_arguments=_arguments({"default_budget": budget, "default_policy": policy, **worker}),
-            manager_arguments=_arguments({"budget_fraction": budget, "policy": policy}),
+            manager_arguments=_arguments({"budget_fraction": budget, "policy": policy, **shared}),
         )
         patience = Patience(restart=restart, ready=ready_timeout, grace=stop_timeout)
         output = Output()
@@ -162,22 +168,30 @@ def _logging_to(output: Output) -> Iterator[None]:
         logger.removeHandler(handler)
 
 
-def _check(defaults: dict[str, Any], store_url: str, worker: dict[str, Any]) -> ManagerSettings:
-    """Refuse what the processes would refuse, before any is started; return the manager's settings.
+def _check(
+    defaults: dict[str, Any], store_url: str, worker: dict[str, Any], shared: dict[str, Any]
+) -> tuple[WorkerSettings, ManagerSettings]:
+    """Refuse what the processes would refuse, before any is started; return their settings.
 
     Raises:
         ConfigurationError: A setting is malformed or out of range.
     """
     settings = {name: value for name, value in worker.items() if name != "config"}
-    load_settings(
+    working = load_settings(
         WorkerSettings,
         {**settings, "default_budget": defaults["budget"], "default_policy": defaults["policy"]},
         worker.get("config"),
     )
-    return load_settings(
+    managing = load_settings(
         ManagerSettings,
-        {"store_url": store_url or None, "budget_fraction": defaults["budget"], "policy": defaults["policy"]},
+        {
+            "store_url": store_url or None,
+            "budget_fraction": defaults["budget"],
+            "policy": defaults["policy"],
+            **shared,
+        },
     )
+    return working, managing
 
 
 def _arguments(options: dict[str, Any]) -> tuple[str, ...]:

@@ -12,6 +12,7 @@ from typing import Any
 
 import click
 
+from scissorhands.credentials import Credentials
 from scissorhands.errors import StoreUnavailableError
 from scissorhands_server import healthcheck
 from scissorhands_server.hosting import address
@@ -44,6 +45,7 @@ class Plan:
         store_access: How connections to a store that is named prove and protect themselves.
         store_port: Port on which a started store listens too.
         store_bytes: Most bytes that a started store holds.
+        credentials: How both servers are asked for their health.
         worker_arguments: Further arguments of the worker.
         manager_arguments: Further arguments of the manager.
     """
@@ -57,6 +59,7 @@ class Plan:
     store_access: Access
     store_port: int
     store_bytes: int
+    credentials: Credentials
     worker_arguments: tuple[str, ...]
     manager_arguments: tuple[str, ...]
 
@@ -164,7 +167,7 @@ class System:
         ]
         # In the environment, as it may hold a password and everybody can read command lines.
         environment = {"SCISSORHANDS_MANAGER_STORE_URL": store_url}
-        return Watched(_command("manager", arguments, environment), _health_of(plan.manager))
+        return Watched(_command("manager", arguments, environment), _health_of(plan.manager, plan.credentials))
 
     def _worker(self) -> Watched:
         plan = self._plan
@@ -174,7 +177,7 @@ class System:
             *("--manager", plan.manager),
             *plan.worker_arguments,
         ]
-        return Watched(_command("worker", arguments, {}), _health_of(plan.worker))
+        return Watched(_command("worker", arguments, {}), _health_of(plan.worker, plan.credentials))
 
     async def _watch_store(self, store: EmbeddedStore) -> None:
         """Notice that the store, which restarts itself, has another process id."""
@@ -222,10 +225,10 @@ def _command(name: str, arguments: list[str], environment: Mapping[str, str]) ->
     return ChildCommand(name, [sys.executable, "-m", "scissorhands", name, *arguments], environment)
 
 
-def _health_of(server: str) -> Probe:
+def _health_of(server: str, credentials: Credentials) -> Probe:
     async def probe() -> str:
         try:
-            await asyncio.to_thread(healthcheck.check, server, _HEALTH_SECONDS)
+            await asyncio.to_thread(healthcheck.check, server, _HEALTH_SECONDS, credentials)
         except click.ClickException as lack:
             return lack.message
         return ""

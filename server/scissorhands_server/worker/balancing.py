@@ -8,6 +8,7 @@ import json
 
 import grpc
 
+from scissorhands.credentials import Credentials
 from scissorhands.v1 import cache_manager_pb2
 
 _SERVICE = cache_manager_pb2.DESCRIPTOR.services_by_name["CacheManagerService"]
@@ -62,11 +63,15 @@ _OPTIONS = (
 )
 
 
-def balanced_channel(target: str) -> grpc.aio.Channel:
+def balanced_channel(target: str, credentials: Credentials | None = None) -> grpc.aio.Channel:
     """Return a channel to all managers of a name.
 
     Args:
         target: ``host:port``, whose host may have several addresses, or several addresses as gRPC writes them:
             ``ipv4:10.0.0.1:50052,10.0.0.2:50052``.
+        credentials: How they are reached; None does without TLS.
+
+    Raises:
+        InvalidRequestError: A file of the credentials cannot be used.
     """
-    return grpc.aio.insecure_channel(target, options=_OPTIONS)
+    return (credentials or Credentials()).aio_channel(target, _OPTIONS)

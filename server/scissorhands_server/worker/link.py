@@ -12,12 +12,13 @@ from collections.abc import Iterable
 from contextlib import suppress
 
 import grpc
-from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1 import health_pb2
 
+from scissorhands.credentials import Credentials, connection_hint
 from scissorhands.errors import CapacityError, InvalidRequestError
 from scissorhands.v1 import budget_pb2, cache_manager_pb2, cache_manager_pb2_grpc, model_pb2
 from scissorhands_server.row_messages import RowCalls
-from scissorhands_server.worker.balancing import balanced_channel
+from scissorhands_server.worker.manager_channel import ManagerChannel
 from scissorhands_server.worker.metrics import WorkerMetrics
 
 LOGGER = logging.getLogger(__name__)
@@ -42,12 +43,18 @@ class ManagerLink:
     """A worker's connection to its manager. Lives on the event loop; :attr:`up` may be read from any thread.
 
     Args:
-        address: ``host:port`` of the manager, or of several (:func:`balanced_channel`).
+        address: ``host:port`` of the manager, or of several (:class:`ManagerChannel`).
         metrics: The worker's metrics.
         deadline: Deadline of calls, in seconds.
+        credentials: How it is reached; None does without TLS.
+
+    Raises:
+        InvalidRequestError: A file of the credentials cannot be used.
     """
 
-    def __init__(self, address: str, metrics: WorkerMetrics, deadline: float) -> None:
+    def __init__(
+        self, address: str, metrics: WorkerMetrics, deadline: float, credentials: Credentials | None = None
+    ) -> None:
         self.address = address
         self.deadline = deadline
         self.metrics = metrics
@@ -55,10 +62,8 @@ class ManagerLink:
         self._doubt = asyncio.Event()
         self._sessions: dict[str, cache_manager_pb2.SessionSpec] = {}
         self._lease = DEFAULT_LEASE_SECONDS
-        self._channel = balanced_channel(address)
-        self.stub = cache_manager_pb2_grpc.CacheManagerServiceStub(self._channel)
-        self.rows = RowCalls(self._channel)
-        self._health = health_pb2_grpc.HealthStub(self._channel)
+        self._channel = ManagerChannel(address, credentials)
+        self._hint = ""
         self._tasks: list[asyncio.Task[None]] = []
         self._undoing: set[asyncio.Task[None]] = set()
 
@@ -73,7 +78,17 @@ class ManagerLink:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        await self._channel.close(grace=None)
+        await self._channel.close()
+
+    @property
+    def stub(self) -> "cache_manager_pb2_grpc.CacheManagerServiceAsyncStub":
+        """The manager's calls; not to be kept, as a changed certificate changes it."""
+        return self._channel.stub
+
+    @property
+    def rows(self) -> RowCalls:
+        """The calls that carry rows; as :attr:`stub`."""
+        return self._channel.rows
 
     @property
     def up(self) -> bool:
@@ -180,20 +195,29 @@ class ManagerLink:
                 async with asyncio.timeout(HEALTH_INTERVAL_SECONDS):
                     await self._doubt.wait()
             self._doubt.clear()
+            self._channel.renew()
             await self._check()
 
     async def _check(self) -> None:
         try:
-            response = await self._health.Check(health_pb2.HealthCheckRequest(), timeout=self.deadline)
-        except grpc.aio.AioRpcError:
+            response = await self._channel.health.Check(health_pb2.HealthCheckRequest(), timeout=self.deadline)
+        except grpc.aio.AioRpcError as error:
+            self._tell(connection_hint(error.details() or "", "--manager-"))
             self.suspect()
             return
         if response.status != health_pb2.HealthCheckResponse.SERVING:
             self.suspect()
         elif not self.up:
+            self._hint = ""
             LOGGER.info("the cache manager at %s answers", self.address)
             self._up.set()
             self.metrics.manager_up.set(1)
+
+    def _tell(self, hint: str) -> None:
+        """Log what is wrong with the connection, once."""
+        if hint and hint != self._hint:
+            LOGGER.warning("the cache manager at %s cannot be reached: %s", self.address, hint)
+        self._hint = hint
 
     async def _renew(self) -> None:
         renewed = time.monotonic()

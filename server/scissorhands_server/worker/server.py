@@ -18,6 +18,7 @@ from scissorhands.wire import model_shape
 from scissorhands_server.heap import keep_large_blocks
 from scissorhands_server.hosting import GrpcHost, MetricsEndpoint, StopSignals, address, configure_logging
 from scissorhands_server.status import StatusInterceptor
+from scissorhands_server.tls import ServerCertificate, TlsMetrics
 from scissorhands_server.worker.engine import Engine
 from scissorhands_server.worker.link import ManagerLink
 from scissorhands_server.worker.loading import LoadedModel, load
@@ -89,7 +90,9 @@ class Worker:
         ProcessCollector(registry=registry)
         metrics = WorkerMetrics(registry, loaded.info.name, settings.most_rows, settings.queue)
         loop = asyncio.get_running_loop()
-        self._link = ManagerLink(settings.manager, metrics, settings.manager_deadline) if settings.manager else None
+        self._link = None
+        if settings.manager:
+            self._link = ManagerLink(settings.manager, metrics, settings.manager_deadline, settings.manager_credentials)
         self._uploader = Uploader(self._link, loop, settings.staging_bytes) if self._link else None
         planner = RemotePlanner(self._link, loop) if self._link else None
         model = loaded.model
@@ -129,7 +132,9 @@ class Worker:
         calls = settings.most_rows + settings.queue + OTHER_CALLS
         self.host = GrpcHost([SERVICE], [StatusInterceptor((SERVICE,))], calls)
         generation_pb2_grpc.add_GenerationServiceServicer_to_server(GenerationServicer(generation), self.host.server)
-        self.port = self.host.bind(settings.host, settings.port)
+        tls_metrics = TlsMetrics(registry, "worker")
+        certificate = ServerCertificate(settings.tls, tls_metrics) if settings.tls else None
+        self.port = self.host.bind(settings.host, settings.port, certificate)
         self._endpoint = MetricsEndpoint(registry, settings.metrics_host, settings.metrics_port)
         self.metrics_port = self._endpoint.port
 

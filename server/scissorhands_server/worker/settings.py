@@ -1,12 +1,14 @@
 """The worker's settings; see :mod:`scissorhands_server.settings` for where they are read from."""
 
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 from pydantic_settings import SettingsConfigDict
 
-from scissorhands_server.settings import ServerSettings
+from scissorhands.credentials import Credentials
+from scissorhands.errors import InvalidRequestError
+from scissorhands_server.serving import ServingSettings
 
 DEFAULT_ROWS = 4
 MOST_ROWS = 1024
@@ -16,7 +18,7 @@ CPU_STEP_TOKENS = 32
 GPU_STEP_TOKENS = 512
 
 
-class WorkerSettings(ServerSettings):
+class WorkerSettings(ServingSettings):
     """Everything that decides how a worker runs."""
 
     model_config = SettingsConfigDict(env_prefix="SCISSORHANDS_WORKER_")
@@ -33,6 +35,18 @@ class WorkerSettings(ServerSettings):
         default="",
         description="Address of the cache manager, host:port; none plans locally. Calls take turns over all addresses "
         "of the host, or over those of a list such as ipv4:10.0.0.1:50052,10.0.0.2:50052.",
+    )
+    manager_ca_file: Path | None = Field(
+        default=None,
+        description="Certificates of the authorities that vouch for the manager, in PEM; none connects without TLS.",
+    )
+    manager_certificate: Path | None = Field(
+        default=None,
+        description="Certificate to show to the manager, in PEM, read again when it changes; none shows none.",
+    )
+    manager_key: Path | None = Field(default=None, description="Its key, if the certificate's file has it not.")
+    manager_server_name: str = Field(
+        default="", description="Name that the manager's certificate must have; none takes the host of its address."
     )
     worker_id: str = Field(default="", max_length=64, description="Id of this worker; none makes one up.")
     rows: int = Field(
@@ -146,6 +160,19 @@ class WorkerSettings(ServerSettings):
         description="How long a stop waits for answers, in seconds; then those of sessions are suspended as they are.",
     )
     log_level: str = Field(default="info", description="Least severe messages to log: debug, info, warning or error.")
+
+    @property
+    def manager_credentials(self) -> Credentials:
+        """How the manager is reached."""
+        return Credentials(self.manager_ca_file, self.manager_certificate, self.manager_key, self.manager_server_name)
+
+    @model_validator(mode="after")
+    def _check_manager(self) -> Self:
+        try:
+            self.manager_credentials.check()
+        except InvalidRequestError as error:
+            raise ValueError(f"manager_{error}") from error
+        return self
 
     def tokens_of_step(self, device: str) -> int:
         """Return the tokens of one step on a type of device."""
