@@ -10,6 +10,8 @@ from typing import Any
 import grpc
 
 from scissorhands.errors import InvalidRequestError
+from scissorhands.file_version import FilesVersion, files_version
+from scissorhands.token_channel import LOOPBACK, Token, TokenChannel, read_token
 
 # What gRPC says of a connection that did not come about, and what to do. Nothing of it is said in the middle of a call.
 _NOT_CONNECTED = ("failed to connect", "connections to all backends failing")
@@ -23,9 +25,6 @@ _HINTS = (
     ("WRONG_VERSION_NUMBER", "the server does not use TLS: leave {ca_file} out"),
 )
 
-# Files as they were: of each its inode, size and time of change; None of one that is not there.
-FilesVersion = tuple[tuple[int, int, int] | None, ...]
-
 
 @dataclass(frozen=True)
 class Credentials:
@@ -36,12 +35,15 @@ class Credentials:
         certificate: Certificate to show to a server that asks for one, in PEM; None shows none.
         key: Its key, in PEM; None if the certificate's file has it.
         server_name: Name that the server's certificate must have; empty takes the host of the address.
+        token_file: File with the token that says who calls; None sends none. It is read anew when it changes, and sent
+            only with TLS or to this machine itself.
     """
 
     ca_file: Path | None = None
     certificate: Path | None = None
     key: Path | None = None
     server_name: str = ""
+    token_file: Path | None = None
 
     def check(self) -> None:
         """Make sure that all of it can be used.
@@ -55,6 +57,8 @@ class Credentials:
                 if getattr(self, name):
                     raise InvalidRequestError(name, "needs ca_file, without which nothing is encrypted")
         check_certificates(self.ca_file, self.certificate, self.key)
+        if self.token_file is not None:
+            read_token(self.token_file)
 
     def version(self) -> FilesVersion:
         """Return what changes when one of the files does."""
@@ -82,6 +86,15 @@ class Credentials:
         self, plain: Callable[..., Any], secure: Callable[..., Any], target: str, options: Sequence[tuple[str, Any]]
     ) -> Any:
         self.check()
+        if self.token_file is None:
+            return self._protected(plain, secure, target, options)
+        if self.ca_file is None and not LOOPBACK.fullmatch(target):
+            raise InvalidRequestError("token_file", f"needs ca_file: a token is not sent to {target} without TLS")
+        return TokenChannel(self._protected(plain, secure, target, options), Token(self.token_file))
+
+    def _protected(
+        self, plain: Callable[..., Any], secure: Callable[..., Any], target: str, options: Sequence[tuple[str, Any]]
+    ) -> Any:
         if self.ca_file is None:
             return plain(target, options=options)
         key = self.key or self.certificate
@@ -129,21 +142,6 @@ def connection_hint(details: str, option: str = "") -> str:
         each.name: f"{option}{each.name.replace('_', '-')}" if option else each.name for each in fields(Credentials)
     }
     return next((hint.format_map(names) for sign, hint in _HINTS if sign in details), "")
-
-
-def files_version(*paths: Path | None) -> FilesVersion:
-    """Return what changes when one of the files does."""
-    return tuple(_version(path) for path in paths)
-
-
-def _version(path: Path | None) -> tuple[int, int, int] | None:
-    if path is None:
-        return None
-    try:
-        found = path.stat()
-    except OSError:
-        return None
-    return found.st_ino, found.st_size, found.st_mtime_ns
 
 
 @contextmanager

@@ -16,10 +16,9 @@ def credentials_options(command: Command) -> Command:
     """Add the options to a command; its keyword argument ``credentials`` gets what they say."""
 
     @wraps(command)
-    def collected(
-        *, ca_file: Path | None, certificate: Path | None, key: Path | None, server_name: str, **others: Any
-    ) -> Any:
-        return command(credentials=Credentials(ca_file, certificate, key, server_name), **others)
+    def collected(*, token_file: Path | None, server_name: str, **others: Any) -> Any:
+        files = {name: others.pop(name) for name in ("ca_file", "certificate", "key")}
+        return command(credentials=Credentials(**files, server_name=server_name, token_file=token_file), **others)
 
     decorated: Any = collected
     for option in reversed(_OPTIONS):
@@ -43,5 +42,6 @@ _OPTIONS = (
     _option("ca-file", "Certificates of the authorities that vouch for the server, in PEM; without it, no TLS."),
     _option("certificate", "Certificate to show to the server, in PEM, if it asks for one."),
     _option("key", "Its key, in PEM, if the certificate's file has it not."),
+    _option("token-file", "File with the token that says who calls; sent only with TLS, or to this machine itself."),
     _option("server-name", "Name that the server's certificate must have, if not the host of its address.", str, ""),
 )

@@ -5,6 +5,8 @@
     ScissorhandsError
     ├── InvalidRequestError        the caller's input; names the field
     │   └── BudgetTooSmallError    also carries the smallest budget
+    ├── UnauthenticatedError       a caller without a token that is known
+    ├── ForbiddenError             a caller whose role does not allow the call
     ├── NotFoundError              no such model, session or segment
     ├── ConfigurationError         a setting of ours, at start-up
     ├── UnsupportedModelError      a model that cannot be served rightly, at start-up
@@ -55,6 +57,14 @@ class BudgetTooSmallError(InvalidRequestError):
     def __init__(self, field: str, message: str, smallest: int) -> None:
         super().__init__(field, message)
         self.smallest = smallest
+
+
+class UnauthenticatedError(ScissorhandsError):
+    """A caller that shows no token, or one that is not known."""
+
+
+class ForbiddenError(ScissorhandsError):
+    """A caller whose role does not allow what it asks for."""
 
 
 class NotFoundError(ScissorhandsError):

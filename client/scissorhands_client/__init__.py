@@ -12,6 +12,7 @@ from scissorhands_client.aio import AsyncClient, AsyncGenerateStream
 from scissorhands_client.budget import Budget
 from scissorhands_client.client import Client, GenerateStream
 from scissorhands_client.errors import (
+    AccessDeniedError,
     ClientError,
     DeadlineExceededError,
     ErrorInfo,
@@ -59,6 +60,7 @@ from scissorhands_client.types import (
 
 __all__ = [
     "Accepted",
+    "AccessDeniedError",
     "AsyncClient",
     "AsyncGenerateStream",
     "AsyncManagerClient",

@@ -1,6 +1,5 @@
 """How a client reaches a server: the channel's options and the deadlines, alike for the sync and the async form."""
 
-import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -8,6 +7,7 @@ import grpc
 
 from scissorhands.credentials import Credentials
 from scissorhands.errors import InvalidRequestError as RefusedFieldError
+from scissorhands.token_channel import LOOPBACK
 from scissorhands_client.errors import InvalidRequestError
 
 DEFAULT_WORKER = "127.0.0.1:50051"
@@ -37,9 +37,6 @@ _OPTIONS: tuple[tuple[str, int | str], ...] = (
 # those that are gone. See https://grpc.io/docs/guides/custom-load-balancing/.
 _IN_TURNS = ("grpc.lb_policy_name", "round_robin")
 
-_HOST = r"(localhost|127(\.\d{1,3}){3}|\[::1\]):\d+"
-_LOOPBACK = re.compile(rf"(ipv[46]:)?{_HOST}(,{_HOST})*", re.ASCII)
-
 
 def opened(server: str, credentials: Credentials | None, chosen: Sequence[tuple[str, int | str]]) -> grpc.Channel:
     """Open a channel to a server.
@@ -67,7 +64,7 @@ def aio_opened(
 def options(address: str) -> tuple[tuple[str, int | str], ...]:
     """Return the options of a channel to the server at ``address``."""
     # A proxy from the environment has no place between this machine and itself; gRPC would send even that through it.
-    return (*_OPTIONS, ("grpc.enable_http_proxy", 0)) if _LOOPBACK.fullmatch(address) else _OPTIONS
+    return (*_OPTIONS, ("grpc.enable_http_proxy", 0)) if LOOPBACK.fullmatch(address) else _OPTIONS
 
 
 def worker_options(address: str) -> tuple[tuple[str, int | str], ...]:

@@ -5,6 +5,7 @@
     ScissorhandsError                 the core's root
     └── ClientError                   has code and details, and what the server said beyond them
         ├── InvalidRequestError       fix the request: field, allowed
+        ├── AccessDeniedError         no token, an unknown one, or one whose role does not allow the call
         ├── NotFoundError             no such model or session: field
         ├── OverloadedError           a bounded queue is full: try again after retry_after seconds
         ├── SessionConflictError      another turn of the conversation runs: wait for its end
@@ -99,6 +100,10 @@ class InvalidRequestError(ClientError):
         return int(smallest) if smallest.isdecimal() else None
 
 
+class AccessDeniedError(ClientError):
+    """The server asks for a token, does not know ours, or lets its role not make the call; the message says which."""
+
+
 class NotFoundError(ClientError):
     """A named thing does not exist."""
 
@@ -150,6 +155,8 @@ class ServerError(ClientError):
 _CLASSES: dict[grpc.StatusCode, type[ClientError]] = {
     grpc.StatusCode.INVALID_ARGUMENT: InvalidRequestError,
     grpc.StatusCode.OUT_OF_RANGE: InvalidRequestError,
+    grpc.StatusCode.UNAUTHENTICATED: AccessDeniedError,
+    grpc.StatusCode.PERMISSION_DENIED: AccessDeniedError,
     grpc.StatusCode.NOT_FOUND: NotFoundError,
     grpc.StatusCode.ABORTED: SessionConflictError,
     grpc.StatusCode.UNAVAILABLE: ServerUnavailableError,

@@ -3,6 +3,8 @@
 Containers run it, since their images hold no other gRPC client.
 """
 
+from contextlib import closing
+
 import click
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -28,7 +30,7 @@ def check(address: str, timeout: float, credentials: Credentials | None = None) 
         opened = (credentials or Credentials()).channel(address, [("grpc.enable_http_proxy", 0)])
     except InvalidRequestError as error:
         raise click.ClickException(str(error)) from error
-    with opened as channel:
+    with closing(opened) as channel:
         request = health_pb2.HealthCheckRequest(service="")
         try:
             answer = health_pb2_grpc.HealthStub(channel).Check(request, timeout=timeout)

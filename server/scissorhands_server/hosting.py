@@ -43,6 +43,7 @@ class GrpcHost:
         services: Full names of the services, for reflection and health.
         interceptors: Server interceptors, outermost first.
         max_concurrent_calls: Calls in progress at once, health and reflection included; more are refused.
+        with_reflection: Whether callers may ask which methods there are.
         connection_seconds: How long a connection gets new calls, about; then its client connects anew, and looks up
             the name for that, so it finds servers that were added. Calls in progress go on.
     """
@@ -52,6 +53,8 @@ class GrpcHost:
         services: Sequence[str],
         interceptors: "Sequence[grpc.aio.ServerInterceptor[Any, Any]]" = (),
         max_concurrent_calls: int = 1024,
+        *,
+        with_reflection: bool = True,
         connection_seconds: float = 60.0,
     ) -> None:
         self.services = tuple(services)
@@ -61,8 +64,9 @@ class GrpcHost:
         )
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined] # Its stubs lack it.
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self.server)
-        names = (*self.services, health.SERVICE_NAME, reflection.SERVICE_NAME)
-        reflection.enable_server_reflection(names, self.server)
+        if with_reflection:
+            names = (*self.services, health.SERVICE_NAME, reflection.SERVICE_NAME)
+            reflection.enable_server_reflection(names, self.server)
 
     def bind(self, host: str, port: int, certificate: ServerCertificate | None = None) -> int:
         """Listen on ``host:port`` (0: any free port) and return the port.

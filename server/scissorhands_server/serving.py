@@ -22,6 +22,12 @@ class ServingSettings(ServerSettings):
         description="Certificates of the authorities that vouch for clients, in PEM: each must show a certificate of "
         "theirs. None asks for none.",
     )
+    tokens_file: Path | None = Field(
+        default=None,
+        description="TOML file with the digests of tokens, read again when it changes: every caller must show one, but "
+        "for health. None lets everybody call.",
+    )
+    reflection: bool = Field(default=True, description="Whether callers may ask which methods there are.")
 
     @property
     def tls(self) -> TlsFiles | None:

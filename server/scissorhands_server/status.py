@@ -19,6 +19,7 @@ from scissorhands.errors import (
     CorruptRowError,
     CorruptSegmentError,
     EngineError,
+    ForbiddenError,
     InvalidRequestError,
     ManagerUnavailableError,
     MismatchError,
@@ -30,6 +31,7 @@ from scissorhands.errors import (
     StoppingError,
     StoreFullError,
     StoreUnavailableError,
+    UnauthenticatedError,
     UnavailableError,
     UnsupportedModelError,
 )
@@ -58,6 +60,8 @@ class StatusRow:
 STATUS_TABLE: dict[type[ScissorhandsError], StatusRow] = {
     InvalidRequestError: StatusRow(grpc.StatusCode.INVALID_ARGUMENT, "INVALID_REQUEST"),
     BudgetTooSmallError: StatusRow(grpc.StatusCode.INVALID_ARGUMENT, "BUDGET_TOO_SMALL"),
+    UnauthenticatedError: StatusRow(grpc.StatusCode.UNAUTHENTICATED, "UNAUTHENTICATED"),
+    ForbiddenError: StatusRow(grpc.StatusCode.PERMISSION_DENIED, "FORBIDDEN"),
     NotFoundError: StatusRow(grpc.StatusCode.NOT_FOUND, "NOT_FOUND"),
     ConfigurationError: StatusRow(grpc.StatusCode.FAILED_PRECONDITION, "CONFIGURATION"),
     UnsupportedModelError: StatusRow(grpc.StatusCode.FAILED_PRECONDITION, "UNSUPPORTED_MODEL"),

@@ -13,8 +13,8 @@ from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
-from scissorhands.credentials import FilesVersion, files_version
 from scissorhands.errors import ConfigurationError
+from scissorhands.file_version import FilesVersion, files_version
 
 LOGGER = logging.getLogger(__name__)
 

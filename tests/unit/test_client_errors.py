@@ -7,6 +7,7 @@ from grpc_status import rpc_status
 
 from scissorhands.errors import ScissorhandsError
 from scissorhands_client import (
+    AccessDeniedError,
     ClientError,
     DeadlineExceededError,
     ErrorInfo,
@@ -53,6 +54,8 @@ def test_every_code_has_an_error_that_keeps_it(code):
     expected = {
         grpc.StatusCode.INVALID_ARGUMENT: InvalidRequestError,
         grpc.StatusCode.OUT_OF_RANGE: InvalidRequestError,
+        grpc.StatusCode.UNAUTHENTICATED: AccessDeniedError,
+        grpc.StatusCode.PERMISSION_DENIED: AccessDeniedError,
         grpc.StatusCode.NOT_FOUND: NotFoundError,
         grpc.StatusCode.UNAVAILABLE: ServerUnavailableError,
         grpc.StatusCode.DEADLINE_EXCEEDED: DeadlineExceededError,

@@ -35,6 +35,7 @@ _SOURCES = {
     "stop": "--stop",
     "text": "PROMPT",
     "timeout": "--timeout",
+    "token_file": "--token-file",
 }
 
 

@@ -4,6 +4,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
 
 from prometheus_client import CollectorRegistry, ProcessCollector
 
@@ -39,12 +40,17 @@ from scissorhands_server.store.embedded import EmbeddedStore
 from scissorhands_server.store.metered import MeteredStore
 from scissorhands_server.store.redis import RedisStore
 from scissorhands_server.store.registry import Registry
+from scissorhands_server.tenants import TokenInterceptor, Tokens
 from scissorhands_server.tls import ServerCertificate, TlsMetrics
 
 LOGGER = logging.getLogger(__name__)
 
 # Callers carry no credentials yet, so there is one tenant. It will be derived from them here, never from a request.
 TENANT = "default"
+# What only operators may call where there are tokens.
+OPERATIONS = (
+    "PauseSession", "UnpauseSession", "DeleteSession", "GetStore", "CollectGarbage", "VerifyStore",
+)  # fmt: skip
 # Rows of suspended sessions and of prefixes that are on their way at once; more are asked to come again.
 _MAX_STREAMS = 1024
 _RETRY_SECONDS = 0.5
@@ -110,7 +116,10 @@ async def _manager(settings: ManagerSettings, store_url: str, registry: Collecto
     recalls = Recalls(stored, settings, metrics)
     janitor = Janitor(store, space, metrics)
     upkeep = Upkeep(store, ledger, segments, janitor, settings.janitor_interval, metrics)
-    host = GrpcHost([SERVICE.full_name], [StatusInterceptor((SERVICE.full_name,), metrics.call_ended), RowMessages()])
+    interceptors: list[Any] = [StatusInterceptor((SERVICE.full_name,), metrics.call_ended), RowMessages()]
+    if settings.tokens_file is not None:
+        interceptors.insert(1, TokenInterceptor(Tokens(settings.tokens_file), ["worker"], OPERATIONS))
+    host = GrpcHost([SERVICE.full_name], interceptors, with_reflection=settings.reflection)
     wall_offset = time.time() - clock()
     care, listing = Care(store, space, rows, janitor), Listing(sessions, space, TENANT, wall_offset)
     servicer = CacheManagerServicer(

@@ -34,8 +34,11 @@ _REASONS = {
     grpc.StatusCode.DEADLINE_EXCEEDED: "deadline",
     grpc.StatusCode.RESOURCE_EXHAUSTED: "refused",
     grpc.StatusCode.INVALID_ARGUMENT: "refused",
+    grpc.StatusCode.UNAUTHENTICATED: "refused",
+    grpc.StatusCode.PERMISSION_DENIED: "refused",
 }
 
+_NOT_ALLOWED = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED)
 _UNANSWERED = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
 
 
@@ -111,6 +114,8 @@ class ManagerLink:
         self.metrics.manager_errors.labels(_REASONS.get(error.code(), "other")).inc()
         if error.code() in _UNANSWERED:
             self._doubt.set()
+        if error.code() in _NOT_ALLOWED:
+            self._tell(f"give manager_token_file: {error.details()}")
         if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
             # Whoever lets a deadline pass may let the check's pass as well.
             self.suspect()
@@ -216,7 +221,7 @@ class ManagerLink:
     def _tell(self, hint: str) -> None:
         """Log what is wrong with the connection, once."""
         if hint and hint != self._hint:
-            LOGGER.warning("the cache manager at %s cannot be reached: %s", self.address, hint)
+            LOGGER.warning("the cache manager at %s cannot be used: %s", self.address, hint)
         self._hint = hint
 
     async def _renew(self) -> None:

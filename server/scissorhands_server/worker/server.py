@@ -4,7 +4,7 @@ import asyncio
 import logging
 import secrets
 from functools import partial
-from typing import Self
+from typing import Any, Self
 
 import click
 import torch
@@ -18,6 +18,7 @@ from scissorhands.wire import model_shape
 from scissorhands_server.heap import keep_large_blocks
 from scissorhands_server.hosting import GrpcHost, MetricsEndpoint, StopSignals, address, configure_logging
 from scissorhands_server.status import StatusInterceptor
+from scissorhands_server.tenants import TokenInterceptor, Tokens
 from scissorhands_server.tls import ServerCertificate, TlsMetrics
 from scissorhands_server.worker.engine import Engine
 from scissorhands_server.worker.link import ManagerLink
@@ -130,7 +131,10 @@ class Worker:
             loaded, self._engine, self._link, metrics, settings, worker_id, self._suspension, self._prefixes
         )
         calls = settings.most_rows + settings.queue + OTHER_CALLS
-        self.host = GrpcHost([SERVICE], [StatusInterceptor((SERVICE,))], calls)
+        interceptors: list[Any] = [StatusInterceptor((SERVICE,))]
+        if settings.tokens_file is not None:
+            interceptors.append(TokenInterceptor(Tokens(settings.tokens_file), ["client"]))
+        self.host = GrpcHost([SERVICE], interceptors, calls, with_reflection=settings.reflection)
         generation_pb2_grpc.add_GenerationServiceServicer_to_server(GenerationServicer(generation), self.host.server)
         tls_metrics = TlsMetrics(registry, "worker")
         certificate = ServerCertificate(settings.tls, tls_metrics) if settings.tls else None

@@ -48,6 +48,11 @@ class WorkerSettings(ServingSettings):
     manager_server_name: str = Field(
         default="", description="Name that the manager's certificate must have; none takes the host of its address."
     )
+    manager_token_file: Path | None = Field(
+        default=None,
+        description="File with the token to show to the manager, of the role worker; sent only with TLS, or to this "
+        "machine itself.",
+    )
     worker_id: str = Field(default="", max_length=64, description="Id of this worker; none makes one up.")
     rows: int = Field(
         default=0,
@@ -164,7 +169,13 @@ class WorkerSettings(ServingSettings):
     @property
     def manager_credentials(self) -> Credentials:
         """How the manager is reached."""
-        return Credentials(self.manager_ca_file, self.manager_certificate, self.manager_key, self.manager_server_name)
+        return Credentials(
+            self.manager_ca_file,
+            self.manager_certificate,
+            self.manager_key,
+            self.manager_server_name,
+            self.manager_token_file,
+        )
 
     @model_validator(mode="after")
     def _check_manager(self) -> Self:
