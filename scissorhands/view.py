@@ -8,7 +8,7 @@ import torch
 from transformers import Cache
 
 from scissorhands.attention import adjacent_runs, attend, tag
-from scissorhands.errors import InvalidRequestError
+from scissorhands.errors import EngineError, InvalidRequestError
 from scissorhands.kernels import cpu_launch
 from scissorhands.kernels.cpu_launch import Places
 from scissorhands.new_tokens import NewTokens
@@ -178,7 +178,13 @@ class StepView(Cache):
 
 
 def places_of(rows: Sequence[Row]) -> Places:
-    """Return where one new token of each of adjacent rows of a pool goes."""
+    """Return where one new token of each of adjacent rows of a pool goes.
+
+    Raises:
+        EngineError: A row has no room. The kernel would write beyond it.
+    """
+    if min(row.slack for row in rows) < 1:
+        raise EngineError("a row has no room for a token")
     lengths = np.ascontiguousarray(np.array([row.lengths for row in rows]).T)
     return Places(rows[0].index, lengths, np.array([row.step for row in rows], np.int32))
 

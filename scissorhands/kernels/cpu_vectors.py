@@ -10,12 +10,13 @@ from scissorhands.compiled import FAST
 # In this order: what is left of a number by the whole exponent is found in two steps, so as to lose nothing.
 @njit(forceinline=True, fastmath={"nsz", "contract"}, error_model="numpy")
 def exp(x):
-    """Return e to the power of a float32 that is not above 0, to 2 units in the last place.
+    """Return e to the power of a float32 that is not above 0, to 2 units in the last place; NaN stays NaN.
 
     It is worked out for many numbers at once, which calls of the C library are not: the power of two of the nearest
     whole exponent, times the series of what is left (Cephes, expf).
     """
-    x = max(x, np.float32(-87.0))
+    least = np.float32(-87.0)
+    x = least if x < least else x
     whole = np.floor(x * np.float32(1.44269504088896341) + np.float32(0.5))
     x -= whole * np.float32(0.693359375)
     x -= whole * np.float32(-2.12194440e-4)
@@ -31,12 +32,13 @@ def exp(x):
 
 @njit(forceinline=True, fastmath=FAST, error_model="numpy")
 def softmax(scores):
-    """Turn scores ``[group, n]`` float32 into shares, in place."""
+    """Turn scores ``[group, n]`` float32 into shares, in place. NaN among a query's scores makes all its shares NaN."""
     group, used = scores.shape
     for member in range(group):
         top = np.float32(-np.inf)
         for index in range(used):
-            top = max(top, scores[member, index])
+            score = scores[member, index]
+            top = score if score > top else top
         total = np.float32(0)
         for index in range(used):
             found = exp(scores[member, index] - top)

@@ -13,6 +13,7 @@ from scissorhands import view
 from scissorhands.attention import attend
 from scissorhands.budget import BudgetRequest
 from scissorhands.cache import ResidentCache
+from scissorhands.errors import EngineError
 from scissorhands.grant import PolicyRequest, grant
 from scissorhands.kernels import cpu_launch, cpu_vectors
 from scissorhands.layer_pool import LayerCodec, LayerPool
@@ -59,7 +60,7 @@ def new_tokens(rows, heads, head_dim=64, dtype=torch.float32):
 def places(lengths, rows, count=1):
     class Row:
         def __init__(self, index, length):
-            self.index, self.lengths, self.step = index, [length] * count, 3 * length
+            self.index, self.lengths, self.step, self.slack = index, [length] * count, 3 * length, 1
 
     return view.places_of([Row(index, lengths[index]) for index in range(rows.start, rows.stop)])
 
@@ -145,6 +146,25 @@ def test_calls_point_at_the_memory_of_the_rows_there_are():
         (call,) = pool.cpu_calls(1)
         assert call.keys[0].ctypes.data == pool.layers[1].keys.data_ptr()
         assert len(call.keys[0]) == pool.rows
+
+
+def test_a_key_that_is_no_number_is_not_passed_over():
+    (layer,) = layers()
+    layer.keys[0, 1, 7, 3] = float("nan")
+    (call,) = cpu_launch.calls_of([layer], range(1))
+    found = cpu_launch.attend(call, places(EVEN, slice(0, ROWS)), new_tokens(ROWS, HEADS), observe=True)
+    assert found[0, GROUP : 2 * GROUP].isnan().all()
+    assert not found[0, :GROUP].isnan().any()
+    assert not found[1:].isnan().any()
+
+
+def test_a_row_without_room_is_not_written_beyond():
+    shape = model_shape(tiny_model("llama_wide"))
+    cache = ResidentCache(shape, torch.float32, CPU)
+    row = cache.add_row(grant(BudgetRequest.tokens(SLOTS), PolicyRequest("h2o"), shape, 4 * SLOTS))
+    row.lengths = list(row.grant.layer_slots)
+    with pytest.raises(EngineError, match="no room"):
+        view.places_of([row])
 
 
 def test_its_exponentials_are_right_to_two_units_in_the_last_place():
