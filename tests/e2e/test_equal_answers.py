@@ -107,9 +107,14 @@ async def test_manager_lost_in_the_middle_and_found_again(fault, recorded):
             else:
                 manager.send(signal.SIGCONT)
             await found_again(worker)
-            tokens, caches = await answers(stub)
-            assert (tokens, recorded) == expected
-            assert all(cache.plans_manager >= 3 for cache in caches)
+            # A manager that goes on after a stop first has what was asked of it before.
+            for _ in range(10):
+                tokens, caches = await answers(stub)
+                assert (tokens, recorded) == expected
+                recorded.clear()
+                if all(cache.plans_manager >= 3 for cache in caches):
+                    return
+            pytest.fail("the manager was found, but makes no plans in time")
 
 
 async def found_again(worker) -> None:

@@ -20,6 +20,7 @@ NO_COMMANDS = {
     "budget 20%   in /metrics": "what `make demo` prints",
     "# docker/manager.env": "variables of a container",
     "# docker/worker.env": "variables of a container",
+    "# tokens.toml": "a server's file, with which the tests of callers run",
     "ACL SETUSER": "Redis's configuration, with which the tests of the store's access run",
 }
 
