@@ -29,7 +29,7 @@ INTERVAL = "1s"
 
 @dataclass(frozen=True)
 class Series:
-    """What a query gave: the labels of one series, and its finite values by time, oldest first."""
+    """What a query gave: the labels of one series, and its values by time, those that are numbers, oldest first."""
 
     labels: Mapping[str, str]
     points: tuple[tuple[float, float], ...]
@@ -59,10 +59,13 @@ class Prometheus:
         return {each["metric"].get("instance", ""): float(each["value"][1]) for each in found}
 
     def over(self, expression: str, begin: float, end: float, step: float) -> list[Series]:
-        """Return the series of an expression that had a finite value between two times, in seconds since the epoch."""
+        """Return the series of an expression that had a value between two times, in seconds since the epoch."""
         found = self._get("query_range", query=expression, start=begin, end=end, step=step)["result"]
         series = (
-            Series(each["metric"], tuple((at, float(value)) for at, value in each["values"] if _finite(value)))
+            Series(
+                each["metric"],
+                tuple((at, float(value)) for at, value in each["values"] if not math.isnan(float(value))),
+            )
             for each in found
         )
         return [each for each in series if each.points]
@@ -171,7 +174,3 @@ def _process(
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
-
-
-def _finite(value: str) -> bool:
-    return math.isfinite(float(value))
