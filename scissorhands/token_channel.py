@@ -5,12 +5,11 @@ Not gRPC's call credentials, which take a thread a call, and no plain connection
 
 import re
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from scissorhands.errors import InvalidRequestError
-from scissorhands.file_version import FilesVersion, files_version
+from scissorhands.file_version import Reread
 
 _HOST = r"(localhost|127(\.\d{1,3}){3}|\[::1\]):\d+"
 # Addresses of this machine itself.
@@ -50,19 +49,12 @@ class Token:
     """
 
     def __init__(self, path: Path) -> None:
-        self._path = path
-        self._version: FilesVersion = files_version(path)
-        self._token = read_token(path)
+        # If it is not good any more, the server says so.
+        self._token = Reread(lambda: read_token(path), path)
 
     def metadata(self) -> tuple[tuple[str, str], ...]:
         """Return what a call says of who makes it; of a file that is of no use now, what it held before."""
-        version = files_version(self._path)
-        if version != self._version:
-            self._version = version
-            # If it is not good any more, the server says so.
-            with suppress(InvalidRequestError):
-                self._token = read_token(self._path)
-        return (("authorization", f"Bearer {self._token}"),)
+        return (("authorization", f"Bearer {self._token.value()}"),)
 
 
 class TokenChannel:

@@ -3,7 +3,6 @@
 import hashlib
 import logging
 import re
-import threading
 import tomllib
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from grpc_health.v1 import health
 from grpc_status import rpc_status
 
 from scissorhands.errors import ConfigurationError, ForbiddenError, ScissorhandsError, UnauthenticatedError
-from scissorhands.file_version import FilesVersion, files_version
+from scissorhands.file_version import Reread
 from scissorhands_server.status import status_message
 
 LOGGER = logging.getLogger(__name__)
@@ -55,28 +54,16 @@ class Tokens:
     """
 
     def __init__(self, path: Path) -> None:
-        self._path = path
-        self._lock = threading.Lock()
-        self._seen: FilesVersion = files_version(path)
-        self._callers = _read(path)
+        self._callers = Reread(
+            lambda: _read(path),
+            path,
+            refused=lambda error: LOGGER.warning("tokens stay as they were: %s", error),
+            changed=lambda callers: LOGGER.info("tokens have changed: %d are known", len(callers)),
+        )
 
     def caller(self, token: str) -> Caller | None:
         """Return who a token stands for; None if it is not known."""
-        with self._lock:
-            self._look()
-            return self._callers.get(hashlib.sha256(token.encode()).hexdigest())
-
-    def _look(self) -> None:
-        version = files_version(self._path)
-        if version == self._seen:
-            return
-        self._seen = version
-        try:
-            self._callers = _read(self._path)
-        except ConfigurationError as error:
-            LOGGER.warning("tokens stay as they were: %s", error)
-        else:
-            LOGGER.info("tokens have changed: %d are known", len(self._callers))
+        return self._callers.value().get(hashlib.sha256(token.encode()).hexdigest())
 
 
 class TokenInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg] # Generic in its stubs only.

@@ -13,8 +13,8 @@ from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
-from scissorhands.errors import ConfigurationError
-from scissorhands.file_version import FilesVersion, files_version
+from scissorhands.errors import ConfigurationError, ScissorhandsError
+from scissorhands.file_version import Reread
 
 LOGGER = logging.getLogger(__name__)
 
@@ -76,18 +76,21 @@ class ServerCertificate:
         self._files = files
         self._metrics = metrics
         self._lock = threading.Lock()
-        self._seen = self._version()
         self._told: grpc.ServerCertificateConfiguration | None = None
-        try:
-            self._current, self._expiry = _read(files)
-        except (OSError, ValueError) as error:
-            raise ConfigurationError(_refusal(files, error)) from error
+        self._pair = Reread(
+            lambda: _read(files),
+            files.certificate,
+            files.key,
+            files.client_ca,
+            refused=self._refused,
+            changed=self._changed,
+        )
         metrics.left.set_function(self._measured_left)
 
     def credentials(self) -> grpc.ServerCredentials:
         """Return what a port is opened with."""
         found: grpc.ServerCredentials = grpc.dynamic_ssl_server_credentials(
-            self._current,
+            self._pair.value()[0],
             self._fetch,  # type: ignore[arg-type] # Its stubs lack that None means no change.
             require_client_authentication=self._files.client_ca is not None,
         )
@@ -96,37 +99,39 @@ class ServerCertificate:
     def _fetch(self) -> grpc.ServerCertificateConfiguration | None:
         """Return what has changed since the last call, None if nothing has. Called by gRPC at each handshake."""
         with self._lock:
-            self._look()
-            if self._told is self._current:
+            current, _ = self._pair.value()
+            if self._told is current:
                 return None
-            self._told = self._current
-            return self._current
+            self._told = current
+            return current
 
     def _measured_left(self) -> float:
         # Looked at here too: who renews a certificate wants to see it, also when nobody connects.
-        with self._lock:
-            self._look()
-            return self._expiry - time.time()
+        return self._pair.value()[1] - time.time()
 
-    def _look(self) -> None:
-        version = self._version()
-        if version == self._seen:
-            return
-        self._seen = version
-        try:
-            self._current, self._expiry = _read(self._files)
-        except (OSError, ValueError) as error:
-            LOGGER.warning("the certificate stays as it was: %s", _refusal(self._files, error))
-            self._metrics.reloads.labels("failed").inc()
-            return
+    def _refused(self, error: ScissorhandsError) -> None:
+        LOGGER.warning("the certificate stays as it was: %s", error)
+        self._metrics.reloads.labels("failed").inc()
+
+    def _changed(self, pair: tuple[grpc.ServerCertificateConfiguration, float]) -> None:
+        del pair
         LOGGER.info("the certificate %s has changed", self._files.certificate)
         self._metrics.reloads.labels("done").inc()
 
-    def _version(self) -> FilesVersion:
-        return files_version(self._files.certificate, self._files.key, self._files.client_ca)
-
 
 def _read(files: TlsFiles) -> tuple[grpc.ServerCertificateConfiguration, float]:
+    """Read and check the files; as :func:`_read_pair`.
+
+    Raises:
+        ConfigurationError: They cannot be used.
+    """
+    try:
+        return _read_pair(files)
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(_refusal(files, error)) from error
+
+
+def _read_pair(files: TlsFiles) -> tuple[grpc.ServerCertificateConfiguration, float]:
     """Read and check the files, each once; return them and when the certificate ends, in seconds since 1970."""
     chain, key = files.certificate.read_bytes(), files.key.read_bytes()
     client_ca = files.client_ca.read_bytes() if files.client_ca else None
