@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from scissorhands.attended import TILE, Attended, PackedAttended
-from scissorhands.codec.base import RowCodec, VectorCodec
+from scissorhands.codec.base import EXACT_LAYOUT, Layout, RowCodec, VectorCodec
 from scissorhands.compaction import part
 from scissorhands.merging import fold, match, rates
 from scissorhands.signals import Observation, Resident, Signal, Weight, add_mass
@@ -72,6 +72,13 @@ class LayerPool:
         yield self.values
         yield self.positions
         yield from self.states
+
+    @property
+    def layouts(self) -> tuple[Layout | None, Layout | None]:
+        """How keys and values are packed, as kernels read them; None where they cannot."""
+        if self.codec is None:
+            return EXACT_LAYOUT, EXACT_LAYOUT
+        return self.codec.keys.layout(self.head_dim), self.codec.values.layout(self.head_dim)
 
     def append(
         self, span: Span, keys: torch.Tensor, values: torch.Tensor, *, fresh: bool = True

@@ -56,7 +56,7 @@ class Layout(NamedTuple):
     """Packed vectors as a kernel can read them: all elements have the same bits, in planes of one width.
 
     Args:
-        bits: Bits of an element, 1, 2, 4 or 8.
+        bits: Bits of an element, 1, 2, 4 or 8; 0 where they are as they are.
         group: Elements with a float16 minimum and step in common, which come first; 0 where one bfloat16 scale does.
         bend: With a scale, the number of a doubled level t is ``t + bend * t ** 3``.
     """
@@ -64,6 +64,9 @@ class Layout(NamedTuple):
     bits: int
     group: int
     bend: float
+
+
+EXACT_LAYOUT = Layout(0, 0, 0.0)
 
 
 class RowCodec(VectorCodec):

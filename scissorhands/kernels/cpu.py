@@ -23,14 +23,14 @@ class Shape(NamedTuple):
     Args:
         head_dim: Elements of a key.
         group: Query heads to a KV head.
-        keys: How keys are packed; None as they are.
+        keys: How keys are packed.
         values: How values are.
     """
 
     head_dim: int
     group: int
-    keys: Layout | None
-    values: Layout | None
+    keys: Layout
+    values: Layout
 
 
 @lru_cache(maxsize=256)
@@ -51,11 +51,7 @@ def kernel(shape: Shape, threads: int) -> Callable[..., None]:
     - observe: Whether the mass should count these queries.
     - output: ``[R, P H group, head_dim]`` float32, written, in the basis of the values.
     """
-    key_bits, key_group, key_bend = shape.keys or (0, 0, 0.0)
-    value_bits, value_group, value_bend = shape.values or (0, 0, 0.0)
-    found: Callable[..., None] = _kernel(
-        shape.head_dim, shape.group, key_bits, key_group, key_bend, value_bits, value_group, value_bend, threads > 1
-    )
+    found: Callable[..., None] = _kernel(shape.head_dim, shape.group, *shape.keys, *shape.values, threads > 1)
     return found
 
 

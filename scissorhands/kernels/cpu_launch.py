@@ -39,7 +39,8 @@ class Call(NamedTuple):
         values: The same.
         positions: The same.
         mass: The same.
-        codec: How keys and values are packed; None as they are.
+        codec: What packs keys and values; None leaves them as they are.
+        layouts: How they are packed.
     """
 
     layers: range
@@ -48,6 +49,7 @@ class Call(NamedTuple):
     positions: _Arrays
     mass: _Arrays
     codec: LayerCodec | None
+    layouts: tuple[Layout, Layout]
 
 
 def calls_of(layers: Sequence[object], parts: range) -> list[Call]:
@@ -88,10 +90,8 @@ def attend(call: Call, places: Places, new: NewTokens, *, observe: bool) -> torc
     rows, query_heads, _, head_dim = new.query.shape
     query, keys, values = (states.squeeze(2) for states in new[:3])
     heads = keys.shape[1]
-    layouts: tuple[Layout | None, Layout | None] = None, None
     if call.codec is not None:
         own = call.codec
-        layouts = own.keys.layout(head_dim), own.values.layout(head_dim)
         keys, values = own.keys.encode_rows(new.keys).squeeze(2), own.values.encode_rows(new.values).squeeze(2)
         query = own.keys.project(query.view(rows, heads, -1, head_dim)).float().reshape(query.shape)
     output = torch.empty(rows, query_heads, head_dim)
@@ -99,7 +99,7 @@ def attend(call: Call, places: Places, new: NewTokens, *, observe: bool) -> torc
     if threads > 1:
         numba.set_num_threads(min(threads, numba.config.NUMBA_NUM_THREADS))  # type: ignore[attr-defined] # Its stubs lack it.
     arrays = (states.contiguous().numpy() for states in (query, keys, values))
-    kernel(Shape(head_dim, query_heads // heads, *layouts), threads)(
+    kernel(Shape(head_dim, query_heads // heads, *call.layouts), threads)(
         *arrays, call.keys, call.values, call.positions, call.mass, places.first,
         places.lengths[call.layers.start : call.layers.stop], places.steps, np.float32(new.scaling), observe,
         output.numpy(),
@@ -110,14 +110,16 @@ def attend(call: Call, places: Places, new: NewTokens, *, observe: bool) -> torc
 
 
 def _fits(pool: LayerPool) -> bool:
-    if not pool.keys.is_cpu or pool.dtype != torch.float32 or len(pool.signals) != 1:
-        return False
-    return pool.codec is None or all(codec.layout(pool.head_dim) is not None for codec in pool.codec)
+    plain = pool.keys.is_cpu and pool.dtype == torch.float32 and len(pool.signals) == 1
+    return plain and None not in pool.layouts
 
 
 def _call(pools: Sequence[LayerPool], layers: range) -> Call:
     keys, values, positions, mass = zip(*map(_arrays, pools), strict=True)
-    return Call(layers, keys, values, positions, mass, pools[0].codec)
+    key_layout, value_layout = pools[0].layouts
+    assert key_layout is not None
+    assert value_layout is not None
+    return Call(layers, keys, values, positions, mass, pools[0].codec, (key_layout, value_layout))
 
 
 def _arrays(pool: LayerPool) -> Iterator[npt.NDArray[np.generic]]:

@@ -16,7 +16,6 @@ from scissorhands.signals import LastAttention, LowCount, Weight, WindowMass
 from scissorhands.span import Span
 
 _TYPES = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
-_EXACT = Layout(0, 0, 0.0)
 # Query heads to a KV head at least, for the products of small matrices, and at most.
 _LEAST_GROUP = 16
 _MOST_GROUP = 64
@@ -87,7 +86,7 @@ def fits(pool: LayerPool, group: int) -> bool:
         and pool.head_dim in _HEAD_DIMS
         and pool.dtype in _TYPES
         and group <= _MOST_GROUP
-        and None not in _layouts(pool)
+        and None not in pool.layouts
         and {type(signal) for signal in pool.signals} <= SIGNALS
     )
 
@@ -171,16 +170,10 @@ def _append(kernel: _Kernel, codec: LayerCodec | None, places: Places, new: NewT
 def _kernel(pool: LayerPool) -> _Kernel:
     kinds = {type(signal) for signal in pool.signals}
     halves = [signal.half for signal in pool.signals if isinstance(signal, LowCount | WindowMass)]
-    keys, values = _layouts(pool)
+    keys, values = pool.layouts
     assert keys is not None
     assert values is not None
     return _Kernel(
         pool.keys.shape[1], pool.head_dim, pool.dtype, keys, values, max(halves, default=1),
         LowCount in kinds, WindowMass in kinds, LastAttention in kinds, Weight in kinds,
     )  # fmt: skip
-
-
-def _layouts(pool: LayerPool) -> tuple[Layout | None, Layout | None]:
-    if pool.codec is None:
-        return _EXACT, _EXACT
-    return pool.codec.keys.layout(pool.head_dim), pool.codec.values.layout(pool.head_dim)
