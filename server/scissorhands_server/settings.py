@@ -129,7 +129,8 @@ def _refuse_unknown_variables(kind: type[ServerSettings]) -> None:
 def _read_file(kind: type[ServerSettings], path: Path) -> dict[str, Any]:
     try:
         values = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    # Beside its own error, the parser raises ValueError for endless numbers, RecursionError for endless brackets.
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigurationError(f"{path}: {error}") from error
     unknown = sorted(set(values) - set(kind.model_fields))
     if unknown:

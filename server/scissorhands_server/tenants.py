@@ -127,7 +127,7 @@ def _read(path: Path) -> dict[str, Caller]:
         found = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigurationError(f"tokens_file: {path} cannot be read: {error.strerror}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         # What is wrong with it might be quoted, and somebody may have put a token there.
         raise ConfigurationError(f"tokens_file: {path} is no TOML") from error
     tables = found.pop("token", [])
