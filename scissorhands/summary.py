@@ -109,7 +109,7 @@ def read_summary(data: bytes, slots: Sequence[int], head_dim: int) -> list[Secti
     scales = np.frombuffer(data, _SCALE, vectors, at + vectors).astype(np.float32)
     packed = np.frombuffer(data, np.uint8, offset=at + vectors + vectors * _SCALE.itemsize)
     codes = np.stack([packed & 15, packed >> 4], axis=-1).reshape(vectors, head_dim).astype(np.float32) - _ZERO
-    centroids = (codes * scales[:, None]).reshape(-1, CENTROIDS, head_dim)
+    centroids = (codes * scales[:, None]).reshape(sum(blocks), CENTROIDS, head_dim)
     slot_ends, block_ends = np.cumsum(slots), np.cumsum(blocks)
     return [
         SectionSummary(positions[end - count : end], centroids[last - own : last], counts[last - own : last])
