@@ -17,7 +17,6 @@ from scissorhands.v1 import budget_pb2, model_pb2, suspension_pb2
 from scissorhands_server.row_messages import RowCalls, RowChunk, row_chunks
 from scissorhands_server.worker.arrival import Arrival
 from scissorhands_server.worker.memory import Memory
-from scissorhands_server.worker.offload import DEFAULT_TENANT
 from scissorhands_server.worker.transfer import next_header
 
 _TIMEOUT = 120.0
@@ -43,7 +42,7 @@ async def throughput(address: str, redis: Any, model: model_pb2.ModelInfo, size:
         async def suspend() -> None:
             pieces = cut(data)
             parts = await asyncio.to_thread(describe, pieces)
-            identity = replace(asked_identity(asked, DEFAULT_TENANT), codec_version="1", tokens="0")
+            identity = replace(asked_identity(asked), codec_version="1", tokens="0")
             manifest = Manifest(identity, 1, 0, 1, (1,), b"", parts)
             await calls.suspend(_messages(fence, manifest.pack(), pieces), timeout=_TIMEOUT)
 

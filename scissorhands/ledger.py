@@ -12,6 +12,7 @@ from enum import Enum
 from scissorhands.demand import Demands
 from scissorhands.errors import CapacityError, InvalidRequestError, NotFoundError
 from scissorhands.importance import Attention, Tally
+from scissorhands.tenant import split
 from scissorhands.v1 import cache_manager_pb2, quality_pb2
 
 
@@ -272,17 +273,22 @@ class Ledger:
         for record in list(self._records.values()):
             self._age(record)
 
-    def page(self, state: SessionState | None, before: int | None, size: int) -> tuple[list[SessionRecord], bool]:
+    def page(
+        self, state: SessionState | None, before: int | None, size: int, tenant: str | None = None
+    ) -> tuple[list[SessionRecord], bool]:
         """Return a page of sessions, newest first, and whether more follow.
 
         Args:
             state: Only sessions in this state; None means all.
             before: Only sessions with a smaller serial; None means all.
             size: Most sessions to return.
+            tenant: Only its sessions; None means all.
         """
         self.sweep()
         found: list[SessionRecord] = []
         for record in self._newest_first():
+            if tenant not in (None, split(record.session_id)[0]):
+                continue
             if (before is None or record.serial < before) and state in (None, record.state):
                 if len(found) == size:
                     return found, True

@@ -27,6 +27,7 @@ from scissorhands.budget import Grant, ModelShape
 from scissorhands.errors import CorruptRowError, MismatchError
 from scissorhands.formats import EXACT
 from scissorhands.framed import frame, read_frame
+from scissorhands.tenant import split
 from scissorhands.texts import pack_texts, unpack_texts
 from scissorhands.v1 import suspension_pb2
 from scissorhands.wire import policy_request
@@ -209,11 +210,12 @@ def token_bytes(ids: Sequence[int]) -> bytes:
     return numbers.tobytes()
 
 
-def asked_identity(asked: suspension_pb2.ResumeSessionRequest, tenant: str) -> SuspendedIdentity:
+def asked_identity(asked: suspension_pb2.ResumeSessionRequest) -> SuspendedIdentity:
     """Return the identity of the row that a turn asks for, as far as a request tells: not codec version and tokens."""
     policy = policy_request(asked.policy)
     numbers = "".join(f" {name}={value}" for name, value in sorted(policy.parameters.items()))
     unit = asked.budget.WhichOneof("amount")
+    tenant, session_id = split(asked.session_id)
     return SuspendedIdentity(
         model=asked.model.fingerprint,
         tokenizer=asked.model.tokenizer_fingerprint,
@@ -224,7 +226,7 @@ def asked_identity(asked: suspension_pb2.ResumeSessionRequest, tenant: str) -> S
         codec_version="",
         tokens="",
         tenant=tenant,
-        session_id=asked.session_id,
+        session_id=session_id,
     )
 
 

@@ -75,7 +75,9 @@ class SessionSpec(_message.Message):
     RESIDENT_CODEC_FIELD_NUMBER: _builtins.int
     FENCE_FIELD_NUMBER: _builtins.int
     session_id: _builtins.str
-    """Id chosen by the worker: 1 to 64 characters of [A-Za-z0-9_-]."""
+    """Id chosen by the worker: 1 to 64 characters of [A-Za-z0-9_-], behind its tenant and a slash unless that is the
+    default one: chat, or acme/chat. Callers with a client's token give and see it without, and name their own only.
+    """
     worker_id: _builtins.str
     """Id of the worker that runs the session."""
     prompt_tokens: _builtins.int

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cscissorhands/v1/prefix.proto\x12\x0fscissorhands.v1\",\n\x0ePrefixBoundary\x12\x0b\n\x03key\x18\x01 \x01(\x0c\x12\r\n\x05whole\x18\x02 \x01(\x08\"H\n\x11LoadPrefixRequest\x12\x33\n\nboundaries\x18\x01 \x03(\x0b\x32\x1f.scissorhands.v1.PrefixBoundary\";\n\x10LoadPrefixHeader\x12\x11\n\tmanifests\x18\x01 \x03(\x0c\x12\x14\n\x0c\x61sked_before\x18\x02 \x01(\r\"b\n\x12LoadPrefixResponse\x12\x33\n\x06header\x18\x01 \x01(\x0b\x32!.scissorhands.v1.LoadPrefixHeaderH\x00\x12\x0f\n\x05\x63hunk\x18\x02 \x01(\x0cH\x00\x42\x06\n\x04part\"%\n\x11StorePrefixHeader\x12\x10\n\x08manifest\x18\x01 \x01(\x0c\"c\n\x12StorePrefixRequest\x12\x34\n\x06header\x18\x01 \x01(\x0b\x32\".scissorhands.v1.StorePrefixHeaderH\x00\x12\x0f\n\x05\x63hunk\x18\x02 \x01(\x0cH\x00\x42\x06\n\x04part\"+\n\x13StorePrefixResponse\x12\x14\n\x0cstored_bytes\x18\x01 \x01(\x04\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cscissorhands/v1/prefix.proto\x12\x0fscissorhands.v1\",\n\x0ePrefixBoundary\x12\x0b\n\x03key\x18\x01 \x01(\x0c\x12\r\n\x05whole\x18\x02 \x01(\x08\"X\n\x11LoadPrefixRequest\x12\x33\n\nboundaries\x18\x01 \x03(\x0b\x32\x1f.scissorhands.v1.PrefixBoundary\x12\x0e\n\x06tenant\x18\x02 \x01(\t\";\n\x10LoadPrefixHeader\x12\x11\n\tmanifests\x18\x01 \x03(\x0c\x12\x14\n\x0c\x61sked_before\x18\x02 \x01(\r\"b\n\x12LoadPrefixResponse\x12\x33\n\x06header\x18\x01 \x01(\x0b\x32!.scissorhands.v1.LoadPrefixHeaderH\x00\x12\x0f\n\x05\x63hunk\x18\x02 \x01(\x0cH\x00\x42\x06\n\x04part\"%\n\x11StorePrefixHeader\x12\x10\n\x08manifest\x18\x01 \x01(\x0c\"c\n\x12StorePrefixRequest\x12\x34\n\x06header\x18\x01 \x01(\x0b\x32\".scissorhands.v1.StorePrefixHeaderH\x00\x12\x0f\n\x05\x63hunk\x18\x02 \x01(\x0cH\x00\x42\x06\n\x04part\"+\n\x13StorePrefixResponse\x12\x14\n\x0cstored_bytes\x18\x01 \x01(\x04\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,15 +34,15 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_PREFIXBOUNDARY']._serialized_start=49
   _globals['_PREFIXBOUNDARY']._serialized_end=93
   _globals['_LOADPREFIXREQUEST']._serialized_start=95
-  _globals['_LOADPREFIXREQUEST']._serialized_end=167
-  _globals['_LOADPREFIXHEADER']._serialized_start=169
-  _globals['_LOADPREFIXHEADER']._serialized_end=228
-  _globals['_LOADPREFIXRESPONSE']._serialized_start=230
-  _globals['_LOADPREFIXRESPONSE']._serialized_end=328
-  _globals['_STOREPREFIXHEADER']._serialized_start=330
-  _globals['_STOREPREFIXHEADER']._serialized_end=367
-  _globals['_STOREPREFIXREQUEST']._serialized_start=369
-  _globals['_STOREPREFIXREQUEST']._serialized_end=468
-  _globals['_STOREPREFIXRESPONSE']._serialized_start=470
-  _globals['_STOREPREFIXRESPONSE']._serialized_end=513
+  _globals['_LOADPREFIXREQUEST']._serialized_end=183
+  _globals['_LOADPREFIXHEADER']._serialized_start=185
+  _globals['_LOADPREFIXHEADER']._serialized_end=244
+  _globals['_LOADPREFIXRESPONSE']._serialized_start=246
+  _globals['_LOADPREFIXRESPONSE']._serialized_end=344
+  _globals['_STOREPREFIXHEADER']._serialized_start=346
+  _globals['_STOREPREFIXHEADER']._serialized_end=383
+  _globals['_STOREPREFIXREQUEST']._serialized_start=385
+  _globals['_STOREPREFIXREQUEST']._serialized_end=484
+  _globals['_STOREPREFIXRESPONSE']._serialized_start=486
+  _globals['_STOREPREFIXRESPONSE']._serialized_end=529
 # @@protoc_insertion_point(module_scope)

@@ -51,6 +51,9 @@ class LoadPrefixRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     BOUNDARIES_FIELD_NUMBER: _builtins.int
+    TENANT_FIELD_NUMBER: _builtins.int
+    tenant: _builtins.str
+    """Whose prompt it is; empty for the default tenant."""
     @_builtins.property
     def boundaries(self) -> _containers.RepeatedCompositeFieldContainer[Global___PrefixBoundary]:
         """The boundaries in the order of their places, those of whole states last; at most 1024."""
@@ -59,10 +62,11 @@ class LoadPrefixRequest(_message.Message):
         self,
         *,
         boundaries: _abc.Iterable[Global___PrefixBoundary] | None = ...,
+        tenant: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["boundaries", b"boundaries"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["boundaries", b"boundaries", "tenant", b"tenant"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -4,7 +4,8 @@ import hashlib
 import logging
 import re
 import tomllib
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -13,8 +14,15 @@ import grpc
 from grpc_health.v1 import health
 from grpc_status import rpc_status
 
-from scissorhands.errors import ConfigurationError, ForbiddenError, ScissorhandsError, UnauthenticatedError
+from scissorhands.errors import (
+    ConfigurationError,
+    ForbiddenError,
+    NotFoundError,
+    ScissorhandsError,
+    UnauthenticatedError,
+)
 from scissorhands.file_version import Reread
+from scissorhands.tenant import DEFAULT_TENANT, TENANT, qualified, split
 from scissorhands_server.status import status_message
 
 LOGGER = logging.getLogger(__name__)
@@ -22,7 +30,6 @@ LOGGER = logging.getLogger(__name__)
 Role = Literal["client", "worker", "operator"]
 ROLES: tuple[Role, ...] = get_args(Role)
 
-_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}", re.ASCII)
 _DIGEST = re.compile(r"[0-9a-f]{64}", re.ASCII)
 _MOST_BYTES = 4 << 20
 
@@ -38,6 +45,46 @@ class Caller:
 
     tenant: str
     role: Role
+
+
+# Who makes the call that the running task serves; None where there are no tokens.
+_CALLER: ContextVar[Caller | None] = ContextVar("caller", default=None)
+
+
+def caller() -> Caller | None:
+    """Return who makes the call that is being served; None where there are no tokens."""
+    return _CALLER.get()
+
+
+def caller_tenant() -> str:
+    """Return whose the call is that is being served."""
+    known = caller()
+    return known.tenant if known else DEFAULT_TENANT
+
+
+def scope() -> str | None:
+    """Return the one tenant that the call that is being served may see; None if it may see all."""
+    known = caller()
+    return known.tenant if known and known.role == "client" else None
+
+
+def own_name(name: str) -> str:
+    """Return the qualified name of what a caller names; who may see all tenants names it so.
+
+    Raises:
+        NotFoundError: A client names another tenant.
+    """
+    tenant = scope()
+    if tenant is None:
+        return name
+    if "/" in name:
+        raise NotFoundError("session_id", f"no session {name!r}; it was never opened or is forgotten")
+    return qualified(tenant, name)
+
+
+def seen_name(name: str) -> str:
+    """Return what a caller calls something of which the qualified name is given."""
+    return name if scope() is None else split(name)[1]
 
 
 class Tokens:
@@ -71,14 +118,16 @@ class TokenInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg] # 
 
     Args:
         tokens: The tokens.
-        roles: Roles that may call this server at all, besides operators.
-        operations: Names of the methods that only operators may call.
+        roles: Roles that may call this server; operators always may.
+        methods: The same for single methods, by their names.
     """
 
-    def __init__(self, tokens: Tokens, roles: Collection[Role], operations: Collection[str] = ()) -> None:
+    def __init__(
+        self, tokens: Tokens, roles: Collection[Role], methods: Mapping[str, Collection[Role]] | None = None
+    ) -> None:
         self._tokens = tokens
-        self._roles = {*roles, "operator"}
-        self._operations = frozenset(operations)
+        self._roles = roles
+        self._methods = methods or {}
 
     async def intercept_service(
         self,
@@ -89,25 +138,25 @@ class TokenInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg] # 
         method = str(handler_call_details.method)
         if not method.startswith(f"/{health.SERVICE_NAME}/"):
             try:
-                self._check(method, handler_call_details.invocation_metadata)
+                # Its handler runs in this task, and finds it there.
+                _CALLER.set(self._check(method, handler_call_details.invocation_metadata))
             except ScissorhandsError as error:
                 return _refusing(error)
         return await continuation(handler_call_details)
 
-    def _check(self, method: str, metadata: Any) -> None:
+    def _check(self, method: str, metadata: Any) -> Caller:
         given = next((value for key, value in metadata or () if key == "authorization"), "")
         scheme, _, token = str(given).partition(" ")
         if not given:
             raise UnauthenticatedError("this server asks for a token: give token_file (--token-file)")
-        caller = self._tokens.caller(token.strip()) if scheme.lower() == "bearer" else None
-        if caller is None:
+        known = self._tokens.caller(token.strip()) if scheme.lower() == "bearer" else None
+        if known is None:
             raise UnauthenticatedError("the token is not known: give one whose digest the server's tokens_file has")
-        if caller.role not in self._roles:
-            allowed = " and ".join(sorted(self._roles))
-            raise ForbiddenError(f"a token of the role {caller.role} may not call this server; {allowed} may")
         name = method.rpartition("/")[2]
-        if name in self._operations and caller.role != "operator":
-            raise ForbiddenError(f"{name} needs a token of the role operator, not {caller.role}")
+        allowed = ["operator", *self._methods.get(name, self._roles)]
+        if known.role not in allowed:
+            raise ForbiddenError(f"{name} needs a token of the role {' or '.join(allowed)}, not {known.role}")
+        return known
 
 
 def _refusing(error: ScissorhandsError) -> "grpc.RpcMethodHandler[Any, Any]":
@@ -148,7 +197,7 @@ def _entry(table: dict[str, Any], where: str) -> tuple[str, Caller]:
         raise ConfigurationError(f"{where} has unknown keys; allowed: sha256, tenant, role")
     if not _DIGEST.fullmatch(digest):
         raise ConfigurationError(f"{where}: sha256 must be 64 lower-case hex digits, the SHA-256 of the token")
-    if not _NAME.fullmatch(tenant):
+    if not TENANT.fullmatch(tenant):
         raise ConfigurationError(f"{where}: tenant must be 1 to 63 lower-case letters, digits and -")
     if role not in ROLES:
         raise ConfigurationError(f"{where}: role must be one of {', '.join(ROLES)}")

@@ -12,7 +12,7 @@ from scissorhands.grant import PolicyRequest, grant
 from scissorhands.prefix import PrefixManifest, boundaries
 from scissorhands.v1 import prefix_pb2
 from scissorhands_server.manager.keeper import UNLISTED_SECONDS
-from scissorhands_server.manager.stored_prefixes import StoredPrefixes
+from scissorhands_server.manager.stored_prefixes import StoredPrefixes, name_of
 from scissorhands_server.store.redis import RedisStore
 
 INVALID, MISMATCH = grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.FAILED_PRECONDITION
@@ -195,7 +195,7 @@ async def test_calls_that_make_no_sense_are_refused(start_manager, redis_server,
         good = store_messages(manifest_of(place, grown, evidence), grown + evidence)
         large = [b"x" * 6000] * 2
         chunk = prefix_pb2.StorePrefixRequest(chunk=b"x")
-        tenant = replace(place, identity=replace(place.identity, tenant="another"))
+        tenant = replace(place, identity=replace(place.identity, tenant="No Tenant"))
         for messages, code in (
             (good[1:], INVALID),
             (good[:-1], INVALID),
@@ -203,7 +203,7 @@ async def test_calls_that_make_no_sense_are_refused(start_manager, redis_server,
             ([good[0], chunk, *good[2:]], INVALID),
             ([good[0], good[2], good[1], good[3]], INVALID),
             (store_messages(manifest_of(place, large, []), large), INVALID),
-            (store_messages(manifest_of(tenant, grown, evidence), grown + evidence), MISMATCH),
+            (store_messages(manifest_of(tenant, grown, evidence), grown + evidence), INVALID),
             ([good[0], prefix_pb2.StorePrefixRequest(chunk=b"y" * 5000), *good[2:]], grpc.StatusCode.DATA_LOSS),
             ([prefix_pb2.StorePrefixRequest(header=prefix_pb2.StorePrefixHeader(manifest=b"x" * 90))],
              grpc.StatusCode.DATA_LOSS),
@@ -226,15 +226,16 @@ async def test_a_store_that_is_away(start_manager, redis_server, connect):
 async def test_tenants_are_apart(redis_server):
     store_ = RedisStore(redis_server.url, 2, 4)
     try:
-        ours, theirs = StoredPrefixes(store_, "ours", 50), StoredPrefixes(store_, "theirs", 50)
+        stored = StoredPrefixes(store_, 50)
         (place, *_) = places(base=replace(BASE, tenant="ours"))
         grown, evidence = pieces_of(place)
-        written, writer = manifest_of(place, grown, evidence).pack(), ours.new_writer()
+        ours, theirs = name_of("ours", place.key), name_of("theirs", place.key)
+        written, writer = manifest_of(place, grown, evidence).pack(), stored.new_writer()
         for index, piece in enumerate(grown + evidence):
-            await ours.put(place.key, writer, index, piece)
-        assert await ours.commit(place.key, writer, written, 3)
-        assert (await ours.find(place.key)).manifest.step == 80
-        assert await theirs.find(place.key) is None
+            await stored.put(ours, writer, index, piece)
+        assert await stored.commit(ours, writer, written, 3)
+        assert (await stored.find(ours)).manifest.step == 80
+        assert await stored.find(theirs) is None
         # Nor is the key of another tenant the same.
         assert place.key not in {other.key for other in places(base=replace(BASE, tenant="theirs"))}
     finally:

@@ -47,7 +47,7 @@ def broken(**parts):
         ([], "part"),
         (list(sketch_messages(header(), [HEAD] * 4))[1:2], "part"),
         (list(sketch_messages(header(), [HEAD] * 4))[:2], "part"),
-        (sketch_messages(header(session_id="no/id"), [HEAD] * 4), "header.session_id"),
+        (sketch_messages(header(session_id="No/id"), [HEAD] * 4), "header.session_id"),
         (sketch_messages(header(epoch=0), [HEAD] * 4), "header.epoch"),
         (sketch_messages(header(layers=1 << 20), [HEAD] * 4), "header.layers"),
         ([*sketch_messages(header(kv_heads=2), [HEAD] * 3)], "layer.heads"),

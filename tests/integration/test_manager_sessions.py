@@ -119,7 +119,7 @@ async def test_parameters_are_overridden_without_a_policy_too(manager, connect):
     [
         (spec(""), "session.session_id"),
         (spec("a" * 65), "session.session_id"),
-        (spec("a/b"), "session.session_id"),
+        (spec("A/b"), "session.session_id"),
         (spec("a\n"), "session.session_id"),
         (spec(model=model(layers=0)), "session.model.layers"),
         (spec(model=model(layers=100_000)), "session.model.layers"),
@@ -222,7 +222,7 @@ async def test_unknown_and_malformed_ids(manager, connect, method):
         call = getattr(stub, method)
         missing = await refused(call(request(session_id="nobody"), timeout=10), grpc.StatusCode.NOT_FOUND)
         assert missing == "session_id"
-        assert await refused(call(request(session_id="no/body"), timeout=10)) == "session_id"
+        assert await refused(call(request(session_id="No/body"), timeout=10)) == "session_id"
 
 
 async def test_pages_of_sessions(start_manager, connect):

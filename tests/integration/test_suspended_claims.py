@@ -34,10 +34,10 @@ async def claimed(rows):
 async def test_who_is_slower_takes_nothing_away_from_who_is_faster(redis_server, later):
     store = RedisStore(redis_server.url, timeout=5, connections=4)
     meeting = Meeting(store)
-    both = [SuspendedRows(meeting, "t", 60, 30, now=lambda at=at: at) for at in (1000.0, 1000.0 + later)]
+    both = [SuspendedRows(meeting, 60, 30, now=lambda at=at: at) for at in (1000.0, 1000.0 + later)]
     fences = await asyncio.gather(*map(claimed, both))
     (winner,) = (fence for fence in fences if fence)
-    third = SuspendedRows(store, "t", 60, 30)
+    third = SuspendedRows(store, 60, 30)
     assert await claimed(third) is None
     await third.release("s1", winner)
     assert await claimed(third)

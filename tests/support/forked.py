@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from multiprocessing.reduction import DupFd
 
 from scissorhands.cli import main
@@ -59,8 +60,10 @@ class ForkedProgram:
 
     def send_signal(self, number: int) -> None:
         """Send it a signal, if it still runs."""
+        # Its end is known here a moment after it.
         if self.poll() is None:
-            os.kill(self.pid, number)
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, number)
 
     def terminate(self) -> None:
         """Ask it to stop."""

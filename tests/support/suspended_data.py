@@ -54,7 +54,7 @@ def manifest_for(asked_for, pieces, tenant="default", **changes):
     """Return the manifest of parts of the row that a turn asks for."""
     return replace(
         manifest_of(pieces),
-        identity=replace(asked_identity(asked_for, tenant), codec_version="1", tokens="t", **changes),
+        identity=replace(asked_identity(asked_for), codec_version="1", tokens="t", tenant=tenant, **changes),
     )
 
 

@@ -92,7 +92,7 @@ def test_every_difference_is_named(name):
 
 
 def test_what_a_turn_asks_for_is_in_its_identity():
-    usual = asked_identity(asked(), "one")
+    usual = asked_identity(asked())
     changes = {
         "policy": asked(policy=budget_pb2.Policy(name="tova")),
         "budget": asked(budget=budget_pb2.Budget(fraction=0.5)),
@@ -104,13 +104,13 @@ def test_what_a_turn_asks_for_is_in_its_identity():
     }
     for name, other in changes.items():
         with pytest.raises(MismatchError) as caught:
-            asked_identity(other, "one").check(usual)
+            asked_identity(other).check(usual)
         assert caught.value.different == (name,)
     with pytest.raises(MismatchError, match="tenant"):
-        asked_identity(asked(), "two").check(usual)
+        asked_identity(asked(session_id="two/s1")).check(usual)
     numbers = budget_pb2.Policy(name="h2o", parameters={"recent": 7})
     with pytest.raises(MismatchError, match="policy"):
-        asked_identity(asked(policy=numbers), "one").check(usual)
+        asked_identity(asked(policy=numbers)).check(usual)
 
 
 def test_digests_of_tokens_tell_them_apart():

@@ -122,7 +122,7 @@ class Care:
             raise InvalidRequestError("object_timeout", f"must be above 0 and at most {_MOST_OBJECT_SECONDS:g} s")
         sums = await self._space.measure()
         objects = sum(total.objects for kinds in sums.values() for total in kinds.values())
-        for tenant in self._space.tenants:
+        for tenant in sums:
             async for entry in self._space.registry.entries(tenant):
                 found = await self._verify(entry.name, seconds, delete=asked.delete_broken)
                 found.objects = objects
@@ -136,7 +136,7 @@ class Care:
             return found
         try:
             async with asyncio.timeout(seconds):
-                found.size_bytes = await keeper.verify(name.name)
+                found.size_bytes = await keeper.verify(name.qualified)
         except TimeoutError:
             found.error = f"it was not read within {seconds:g} s"
         except (BrokenRowError, CorruptSegmentError) as error:

@@ -6,6 +6,7 @@ from scissorhands.budget import Grant
 from scissorhands.errors import InvalidRequestError
 from scissorhands.formats import parse
 from scissorhands.policies import get_policy
+from scissorhands.tenant import TENANT, qualified, split
 from scissorhands.v1 import cache_manager_pb2, quality_pb2
 from scissorhands.wire import SESSION_ID, model_shape, read_grant
 from scissorhands_server.manager.settings import ManagerSettings
@@ -30,8 +31,21 @@ def check_session_id(session_id: str, field: str = "session_id") -> None:
     Raises:
         InvalidRequestError: It is malformed.
     """
-    if not SESSION_ID.fullmatch(session_id):
-        raise InvalidRequestError(field, "must be 1 to 64 characters of [A-Za-z0-9_-]")
+    tenant, name = split(session_id)
+    if not (SESSION_ID.fullmatch(name) and TENANT.fullmatch(tenant) and qualified(tenant, name) == session_id):
+        raise InvalidRequestError(
+            field, "must be 1 to 64 characters of [A-Za-z0-9_-], behind 'TENANT/' if it is not the default tenant's"
+        )
+
+
+def check_tenant(tenant: str, field: str = "tenant") -> None:
+    """Check the form of a tenant's name.
+
+    Raises:
+        InvalidRequestError: It is malformed.
+    """
+    if not TENANT.fullmatch(tenant):
+        raise InvalidRequestError(field, f"must match {TENANT.pattern}")
 
 
 def check_spec(spec: cache_manager_pb2.SessionSpec, limits: ManagerSettings) -> None:

@@ -14,6 +14,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from scissorhands.errors import BrokenRowError, CorruptSegmentError, StoreFullError, StoreUnavailableError
+from scissorhands.tenant import qualified
 from scissorhands_server.manager.keeper import Keeper
 from scissorhands_server.manager.metrics import ManagerMetrics
 from scissorhands_server.manager.space import Space
@@ -98,7 +99,7 @@ class Janitor:
             cursor, found = await self._store.scan(cursor)
             async for mend in self._pages(found, dry_run=dry_run):
                 yield mend
-        for tenant in self._space.tenants:
+        for tenant in await self._space.registry.tenants():
             async for entry in self._space.registry.entries(tenant):
                 async for mend in self._entry(entry, dry_run=dry_run):
                     yield mend
@@ -121,7 +122,7 @@ class Janitor:
         self._cursor, found = await self._store.scan(self._cursor)
         async for _ in self._pages(found, dry_run=False):
             pass
-        for tenant in self._space.tenants:
+        for tenant in await self._space.registry.tenants():
             cursor = self._entries.get(tenant, "")
             self._entries[tenant], entries = await self._space.registry.walk(tenant, cursor, _ENTRIES)
             for entry in entries:
@@ -134,11 +135,15 @@ class Janitor:
         for owner, page in found:
             tenant, _, within = owner.partition("/")
             for keeper in self._space.keepers:
-                name = keeper.named_by(within, page) if keeper.tenant == tenant else None
+                name = keeper.named_by(within, page) if within else None
                 if name is not None:
-                    grouped[keeper, name].append((owner, page))
+                    grouped[keeper, qualified(tenant, name)].append((owner, page))
+        tenants = set(await self._space.registry.tenants())
         for (keeper, name), pages in grouped.items():
             known = keeper.object_name(name)
+            if known.tenant not in tenants and not dry_run:
+                await self._space.enter(known.tenant)
+                tenants.add(known.tenant)
             owner = pages[0][0]
             for page in await keeper.dead(name, [page for _, page in pages]):
                 stat = await self._store.stat(owner, page)
@@ -152,7 +157,7 @@ class Janitor:
     async def _unknown(self, keeper: Keeper, known: ObjectName, *, dry_run: bool) -> AsyncIterator[Mend]:
         """Enter an object that has no entry."""
         try:
-            size = await keeper.measure(known.name)
+            size = await keeper.measure(known.qualified)
         except (BrokenRowError, CorruptSegmentError):
             async for mend in self._broken(known, 0, dry_run=dry_run):
                 yield mend
@@ -169,7 +174,7 @@ class Janitor:
         if keeper is None or entry.pinned:
             return
         try:
-            size = await keeper.measure(known.name)
+            size = await keeper.measure(known.qualified)
         except (BrokenRowError, CorruptSegmentError):
             async for mend in self._broken(known, entry.size, dry_run=dry_run):
                 yield mend

@@ -4,6 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import ClassVar
 
+from scissorhands.tenant import split
 from scissorhands_server.store.base import PageStore
 from scissorhands_server.store.registry import ObjectName
 
@@ -14,25 +15,31 @@ KINDS = (ROW, ARCHIVE, PREFIX)
 UNLISTED_SECONDS = 120.0
 
 
+def owner_of(name: str) -> str:
+    """Return the owner, in the store, of a session's pages."""
+    return "/".join(split(name))
+
+
 class Keeper(ABC):
-    """Looks after the objects of one kind and tenant. Every method raises StoreUnavailableError.
+    """Looks after the objects of one kind, of all tenants. Every method raises StoreUnavailableError.
+
+    Names are qualified, as ``acme/chat`` (:mod:`scissorhands.tenant`).
 
     Args:
         store: Where they lie.
-        tenant: Whose they are, as the server has established it.
         ttl: How long they stay, in seconds.
     """
 
     kind: ClassVar[str]
 
-    def __init__(self, store: PageStore, tenant: str, ttl: float) -> None:
+    def __init__(self, store: PageStore, ttl: float) -> None:
         self._store = store
-        self.tenant = tenant
         self.ttl = ttl
 
     def object_name(self, name: str) -> ObjectName:
         """Return what the registry calls an object."""
-        return ObjectName(self.tenant, self.kind, name)
+        tenant, alone = split(name)
+        return ObjectName(tenant, self.kind, alone)
 
     @abstractmethod
     async def remove(self, name: str, *, held: bool = False) -> bool:
@@ -65,7 +72,7 @@ class Keeper(ABC):
 
     @abstractmethod
     def named_by(self, owner: str, page: str) -> str | None:
-        """Return the name of the object that a page belongs to; None if it is of no object of this kind.
+        """Return the name, without the tenant, of the object that a page is of; None if of none of this kind.
 
         Args:
             owner: Owner of the page, without the tenant.

@@ -11,17 +11,18 @@ from scissorhands.errors import (
     BrokenRowError,
     CorruptRowError,
     InvalidRequestError,
-    MismatchError,
     StoreUnavailableError,
 )
 from scissorhands.prefix import KEY_BYTES, MAX_BOUNDARIES, PartPlace, PrefixManifest, in_transfer
+from scissorhands.tenant import DEFAULT_TENANT
 from scissorhands.v1 import prefix_pb2
 from scissorhands_server.manager.admission import Admission
+from scissorhands_server.manager.checks import check_tenant
 from scissorhands_server.manager.metrics import ManagerMetrics
 from scissorhands_server.manager.parts import STREAM_BYTES, counted, in_order, receive_all
 from scissorhands_server.manager.settings import ManagerSettings
 from scissorhands_server.manager.space import Space
-from scissorhands_server.manager.stored_prefixes import StoredPrefix, StoredPrefixes, size_of
+from scissorhands_server.manager.stored_prefixes import StoredPrefix, StoredPrefixes, name_of, size_of
 from scissorhands_server.manager.stream import MessageStream
 from scissorhands_server.row_messages import RowChunk, row_chunks
 
@@ -72,10 +73,11 @@ class Prefixes:
             CapacityError: Too many rows are on their way.
             StoreUnavailableError: The store does not answer.
         """
+        check_tenant(asked.tenant or DEFAULT_TENANT)
         _check_boundaries(asked.boundaries)
         with counted(self._metrics.prefix_loads):
             before = self._remember([boundary.key for boundary in asked.boundaries])
-            chain = await self._longest(asked.boundaries)
+            chain = await self._longest(asked)
             manifests = [found.manifest.pack() for found in chain]
             yield Response(header=prefix_pb2.LoadPrefixHeader(manifests=manifests, asked_before=before))
             if not chain:
@@ -97,7 +99,6 @@ class Prefixes:
         Raises:
             InvalidRequestError: The stream is malformed, or the state too large.
             CorruptRowError: A part is not what the manifest says.
-            MismatchError: The manifest is of another tenant.
             CapacityError: Too many rows are on their way.
             QuotaError: The boundary finds no room.
             StoreUnavailableError: The store does not answer.
@@ -115,14 +116,14 @@ class Prefixes:
             if not isinstance(message, Request) or message.WhichOneof("part") != "header":
                 raise InvalidRequestError("part", "the stream must begin with a header")
             manifest = self._manifest(message.header.manifest)
-            found = await self._find(manifest.key)
+            name = name_of(manifest.identity.tenant, manifest.key)
+            found = await self._find(name)
             if found is not None:
                 await asyncio.gather(self._stored.touch(found), self._use([found], pinned=False))
                 return 0
             stored = size_of(manifest)
-            name = self._stored.object_name(manifest.key.hex())
-            async with self._space.writing(name, stored, self._stored.ttl, whole=True):
-                return stored if await self._take(requests, manifest, message.header.manifest) else 0
+            async with self._space.writing(self._stored.object_name(name), stored, self._stored.ttl, whole=True):
+                return stored if await self._take(requests, name, manifest, message.header.manifest) else 0
 
     def _remember(self, keys: Sequence[bytes]) -> int:
         """Note that boundaries are asked for; return how many there are up to the last that was asked for before."""
@@ -136,10 +137,11 @@ class Prefixes:
             self._asked.popitem(last=False)
         return before
 
-    async def _longest(self, asked: Sequence[prefix_pb2.PrefixBoundary]) -> list[StoredPrefix]:
+    async def _longest(self, asked: prefix_pb2.LoadPrefixRequest) -> list[StoredPrefix]:
         """Return what is stored of the longest prefix: one whole state, or boundaries that go on from one another."""
-        whole = [boundary.key for boundary in asked if boundary.whole]
-        grown = [boundary.key for boundary in asked if not boundary.whole]
+        tenant = asked.tenant or DEFAULT_TENANT
+        whole = [name_of(tenant, boundary.key) for boundary in asked.boundaries if boundary.whole]
+        grown = [name_of(tenant, boundary.key) for boundary in asked.boundaries if not boundary.whole]
         for end in range(len(whole), 0, -_LOOKUPS):
             for found in reversed(await self._found(whole[max(0, end - _LOOKUPS) : end])):
                 if found is not None:
@@ -155,15 +157,15 @@ class Prefixes:
                 chain.append(found)
         return chain
 
-    async def _found(self, keys: Sequence[bytes]) -> list[StoredPrefix | None]:
-        return list(await asyncio.gather(*(self._find(key) for key in keys)))
+    async def _found(self, names: Sequence[str]) -> list[StoredPrefix | None]:
+        return list(await asyncio.gather(*(self._find(name) for name in names)))
 
-    async def _find(self, key: bytes) -> StoredPrefix | None:
-        """Return what is stored under a key; what cannot be read is deleted."""
+    async def _find(self, name: str) -> StoredPrefix | None:
+        """Return what is stored under a name; what cannot be read is deleted."""
         try:
-            return await self._stored.find(key)
+            return await self._stored.find(name)
         except CorruptRowError as error:
-            await self._broken(key, error)
+            await self._broken(name, error)
             return None
 
     async def _send(self, chain: Sequence[StoredPrefix]) -> AsyncGenerator[RowChunk]:
@@ -182,25 +184,24 @@ class Prefixes:
             data = await self._stored.fetch(found, place.rank)
             place.part.check(data)
         except BrokenRowError as error:
-            await self._broken(found.manifest.key, error)
+            await self._broken(found.name, error)
             raise
         return data
 
     async def _use(self, chain: Sequence[StoredPrefix], *, pinned: bool) -> None:
         """Take note that boundaries are used. Without the first the others are nothing, so it goes last."""
-        names = [self._stored.object_name(found.manifest.key.hex()) for found in chain]
+        names = [self._stored.object_name(found.name) for found in chain]
         await self._space.use(names, pinned=pinned, ttl=self._stored.ttl)
 
-    async def _broken(self, key: bytes, error: BrokenRowError) -> None:
+    async def _broken(self, name: str, error: BrokenRowError) -> None:
         LOGGER.warning("a stored prefix is deleted: %s", error)
         self._metrics.prefixes_broken.inc()
         with suppress(StoreUnavailableError):
-            await self._space.discard(self._stored.object_name(key.hex()), "broken")
+            await self._space.discard(self._stored.object_name(name), "broken")
 
     def _manifest(self, data: bytes) -> PrefixManifest:
         manifest = PrefixManifest.parse(data)
-        if manifest.identity.tenant != self._stored.tenant:
-            raise MismatchError(("tenant",))
+        check_tenant(manifest.identity.tenant, "header.manifest")
         if manifest.state_bytes > self._settings.max_suspended_bytes:
             raise InvalidRequestError(
                 "header.manifest",
@@ -208,17 +209,19 @@ class Prefixes:
             )
         return manifest
 
-    async def _take(self, requests: MessageStream[Received], manifest: PrefixManifest, written: bytes) -> bool:
+    async def _take(
+        self, requests: MessageStream[Received], name: str, manifest: PrefixManifest, written: bytes
+    ) -> bool:
         """Receive and write all parts, then the record; False if it was stored meanwhile."""
-        key, writer, count = manifest.key, self._stored.new_writer(), len(manifest.parts)
+        writer, count = self._stored.new_writer(), len(manifest.parts)
         ticket = self._streams.admit(STREAM_BYTES)
         try:
-            await receive_all(requests, manifest.parts, partial(self._stored.put, key, writer))
-            return await self._stored.commit(key, writer, written, count)
+            await receive_all(requests, manifest.parts, partial(self._stored.put, name, writer))
+            return await self._stored.commit(name, writer, written, count)
         except BaseException:
             # What cannot be deleted now goes by itself.
             with suppress(StoreUnavailableError):
-                await self._stored.discard(key, writer, count)
+                await self._stored.discard(name, writer, count)
             raise
         finally:
             ticket.release()

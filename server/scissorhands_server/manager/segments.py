@@ -15,6 +15,7 @@ from scissorhands.errors import (
 )
 from scissorhands.ledger import Ledger, SegmentRecord, SessionRecord
 from scissorhands.segment import SegmentHeader, check_segment
+from scissorhands.tenant import qualified
 from scissorhands.v1 import cache_manager_pb2
 from scissorhands_server.chunks import MAX_CHUNK_BYTES, chunks
 from scissorhands_server.manager.admission import Admission
@@ -245,7 +246,7 @@ def _check_identity(parsed: SegmentHeader, header: cache_manager_pb2.SegmentHead
     """
     model = header.session.model
     found = (
-        parsed.identity.session_id,
+        qualified(parsed.identity.tenant, parsed.identity.session_id),
         parsed.identity.model,
         parsed.epoch,
         parsed.layers,

@@ -40,17 +40,17 @@ from scissorhands_server.store.embedded import EmbeddedStore
 from scissorhands_server.store.metered import MeteredStore
 from scissorhands_server.store.redis import RedisStore
 from scissorhands_server.store.registry import Registry
-from scissorhands_server.tenants import TokenInterceptor, Tokens
+from scissorhands_server.tenants import Role, TokenInterceptor, Tokens
 from scissorhands_server.tls import ServerCertificate, TlsMetrics
 
 LOGGER = logging.getLogger(__name__)
 
-# Callers carry no credentials yet, so there is one tenant. It will be derived from them here, never from a request.
-TENANT = "default"
-# What only operators may call where there are tokens.
-OPERATIONS = (
-    "PauseSession", "UnpauseSession", "DeleteSession", "GetStore", "CollectGarbage", "VerifyStore",
-)  # fmt: skip
+# Who may call what else than workers do, where there are tokens: operators all, clients what is of their own tenant.
+ROLES_OF_METHODS: dict[str, tuple[Role, ...]] = {
+    **dict.fromkeys(("PauseSession", "UnpauseSession", "GetStore", "CollectGarbage", "VerifyStore"), ()),
+    **dict.fromkeys(("GetSession", "ListSessions", "FetchSegments"), ("worker", "client")),
+    "DeleteSession": ("client",),
+}
 # Rows of suspended sessions and of prefixes that are on their way at once; more are asked to come again.
 _MAX_STREAMS = 1024
 _RETRY_SECONDS = 0.5
@@ -103,10 +103,10 @@ async def _manager(settings: ManagerSettings, store_url: str, registry: Collecto
     ledger = Ledger(limits, clock)
     sessions = Sessions(ledger, settings, metrics)
     planning = Planning(sessions, ledger, settings, metrics)
-    stored = StoredSegments(store, TENANT, settings.segment_ttl)
-    rows = SuspendedRows(store, TENANT, settings.suspend_ttl, settings.lease)
+    stored = StoredSegments(store, settings.segment_ttl)
+    rows = SuspendedRows(store, settings.suspend_ttl, settings.lease)
     space = Space(Registry(store), settings.space_limits, metrics)
-    stored_prefixes = StoredPrefixes(store, TENANT, settings.prefix_ttl)
+    stored_prefixes = StoredPrefixes(store, settings.prefix_ttl)
     for keeper in (stored, rows, stored_prefixes):
         space.add_keeper(keeper)
     segments = Segments(stored, space, sessions, ledger, settings, metrics, clock)
@@ -118,10 +118,10 @@ async def _manager(settings: ManagerSettings, store_url: str, registry: Collecto
     upkeep = Upkeep(store, ledger, segments, janitor, settings.janitor_interval, metrics)
     interceptors: list[Any] = [StatusInterceptor((SERVICE.full_name,), metrics.call_ended), RowMessages()]
     if settings.tokens_file is not None:
-        interceptors.insert(1, TokenInterceptor(Tokens(settings.tokens_file), ["worker"], OPERATIONS))
+        interceptors.insert(1, TokenInterceptor(Tokens(settings.tokens_file), ["worker"], ROLES_OF_METHODS))
     host = GrpcHost([SERVICE.full_name], interceptors, with_reflection=settings.reflection)
     wall_offset = time.time() - clock()
-    care, listing = Care(store, space, rows, janitor), Listing(sessions, space, TENANT, wall_offset)
+    care, listing = Care(store, space, rows, janitor), Listing(sessions, space, wall_offset)
     servicer = CacheManagerServicer(
         sessions, planning, segments, suspension, prefixes, recalls, care, listing, wall_offset
     )

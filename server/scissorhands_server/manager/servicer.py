@@ -26,6 +26,7 @@ from scissorhands_server.manager.segments import Segments
 from scissorhands_server.manager.sessions import Sessions
 from scissorhands_server.manager.suspension import Suspension
 from scissorhands_server.row_messages import RowChunk
+from scissorhands_server.tenants import own_name, seen_name
 
 LOGGER = logging.getLogger(__name__)
 
@@ -120,6 +121,7 @@ class CacheManagerServicer(cache_manager_pb2_grpc.CacheManagerServiceServicer):
     ) -> AsyncIterator[cache_manager_pb2.FetchSegmentsResponse]:
         """Read segments back."""
         del context
+        request.session_id = own_name(request.session_id)
         async for chunk in self._segments.fetch(request):
             yield chunk
 
@@ -166,8 +168,9 @@ class CacheManagerServicer(cache_manager_pb2_grpc.CacheManagerServiceServicer):
     ) -> suspension_pb2.DeleteSessionResponse:
         """Delete all that the store has of a session."""
         del context
-        deleted = await self._suspension.delete(request.session_id)
-        self._sessions.forget_segments(request.session_id)
+        session_id = own_name(request.session_id)
+        deleted = await self._suspension.delete(session_id)
+        self._sessions.forget_segments(session_id)
         return suspension_pb2.DeleteSessionResponse(deleted=deleted)
 
     async def PauseSession(  # noqa: N802 - Named by the protocol.
@@ -212,7 +215,7 @@ class CacheManagerServicer(cache_manager_pb2_grpc.CacheManagerServiceServicer):
     ) -> cache_manager_pb2.GetSessionResponse:
         """Tell what one session holds."""
         del context
-        record = await self._found(request.session_id)
+        record = await self._found(own_name(request.session_id))
         suspended = None
         try:
             await self._segments.reconcile(record)
@@ -224,6 +227,7 @@ class CacheManagerServicer(cache_manager_pb2_grpc.CacheManagerServiceServicer):
             session.suspended.CopyFrom(suspended)
         with suppress(StoreUnavailableError):
             await self._listing.add_stored([session])
+        session.spec.session_id = seen_name(session.spec.session_id)
         return cache_manager_pb2.GetSessionResponse(session=session)
 
     async def ListSessions(  # noqa: N802 - Named by the protocol.

@@ -153,9 +153,9 @@ class Sessions:
         return known
 
     def page(
-        self, request: cache_manager_pb2.ListSessionsRequest, state: SessionState | None
+        self, request: cache_manager_pb2.ListSessionsRequest, state: SessionState | None, tenant: str | None
     ) -> tuple[list[SessionRecord], str]:
-        """Return a page of sessions, newest first, and the token of the next page (empty at the end).
+        """Return a page of a tenant's sessions, or of all, newest first, and the next page's token (empty at the end).
 
         Raises:
             InvalidRequestError: The size or the token is malformed.
@@ -166,7 +166,7 @@ class Sessions:
         if token and not (token.isascii() and token.isdecimal() and len(token) < MAX_PAGE):
             raise InvalidRequestError("page_token", "must be empty or the token of an earlier page")
         before = int(token) if token else None
-        records, more = self._ledger.page(state, before, request.page_size or DEFAULT_PAGE)
+        records, more = self._ledger.page(state, before, request.page_size or DEFAULT_PAGE, tenant)
         return records, str(records[-1].serial) if more else ""
 
     def _grant(self, spec: cache_manager_pb2.SessionSpec, profile: model_pb2.Profile | None) -> budget_pb2.Grant:

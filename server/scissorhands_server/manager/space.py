@@ -5,12 +5,14 @@ for them, and takes them off again if writing fails. Whoever reads one, or holds
 :meth:`Space.use`. Whole objects are evicted, those that were used least lately first; pinned ones are spared.
 """
 
+import asyncio
 import logging
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 
 from scissorhands.errors import QuotaError, StoreUnavailableError
+from scissorhands.tenant import DEFAULT_TENANT
 from scissorhands_server.manager.keeper import KINDS, Keeper
 from scissorhands_server.manager.metrics import ManagerMetrics
 from scissorhands_server.store.registry import ObjectName, Registry, StoredObject, Totals
@@ -28,6 +30,9 @@ _HIGH_SHARE = 0.8
 
 # How long an object to which something is added is spared for that.
 _ADDING_SECONDS = 2.0
+
+# How often a tenant is entered again.
+_ENTER_SECONDS = 600.0
 
 QUOTA_SETTING, HIGH_SETTING = "tenant_quota_bytes", "store_high_bytes"
 
@@ -63,25 +68,34 @@ class Space:
         self.limits = limits
         self.high = limits.high
         self._metrics = metrics
-        self._keepers: dict[tuple[str, str], Keeper] = {}
+        self._keepers: dict[str, Keeper] = {}
+        # When, by the event loop's clock, each tenant is to be entered again.
+        self._entered: dict[str, float] = {}
+        # What the objects of each tenant came to when that was known last.
+        self._sizes: dict[str, int] = {}
 
     def add_keeper(self, keeper: Keeper) -> None:
         """Let objects of a kind be evicted, mended and checked."""
-        self._keepers[keeper.tenant, keeper.kind] = keeper
+        self._keepers[keeper.kind] = keeper
 
     @property
     def keepers(self) -> list[Keeper]:
         """Those that were added."""
         return list(self._keepers.values())
 
-    @property
-    def tenants(self) -> list[str]:
-        """The tenants that have keepers."""
-        return sorted({tenant for tenant, _ in self._keepers})
-
     def keeper(self, name: ObjectName) -> Keeper | None:
         """Return who looks after an object."""
-        return self._keepers.get((name.tenant, name.kind))
+        return self._keepers.get(name.kind)
+
+    async def enter(self, tenant: str) -> None:
+        """Let a tenant be among those whose objects are looked after, for longer than they stay.
+
+        Raises:
+            StoreUnavailableError: The store does not answer.
+        """
+        longest = max(keeper.ttl for keeper in self.keepers)
+        await self.registry.enter(tenant, longest + 2 * _ENTER_SECONDS)
+        self._entered[tenant] = asyncio.get_running_loop().time() + _ENTER_SECONDS
 
     @asynccontextmanager
     async def writing(self, name: ObjectName, size: int, ttl: float, *, whole: bool) -> AsyncIterator[None]:
@@ -98,6 +112,7 @@ class Space:
             QuotaError: There is no room, and none can be made.
             StoreUnavailableError: The store does not answer.
         """
+        await self._keep_entered(name.tenant)
         await self._reserve(name, size, ttl, self.limits.pin if whole else min(self.limits.pin, _ADDING_SECONDS))
         try:
             yield
@@ -118,6 +133,7 @@ class Space:
             ttl: How long they stay from now on at least, in seconds; 0 if that has not changed.
         """
         with suppress(StoreUnavailableError):
+            await self._keep_entered(names[0].tenant)
             await self.registry.use(names, self.limits.pin if pinned else 0.0, ttl)
 
     async def pin(self, name: ObjectName, seconds: float) -> None:
@@ -145,7 +161,7 @@ class Space:
         Raises:
             StoreUnavailableError: The store does not answer.
         """
-        if not await self._keepers[name.tenant, name.kind].remove(name.name, held=held):
+        if not await self._keepers[name.kind].remove(name.qualified, held=held):
             return False
         self._took(name, await self.registry.take(name, pinned=True) or 0, reason)
         return True
@@ -166,11 +182,11 @@ class Space:
         Raises:
             StoreUnavailableError: The store does not answer; what was not deleted is entered again by the janitor.
         """
-        keeper = self._keepers[found.name.tenant, found.name.kind]
+        keeper = self._keepers[found.name.kind]
         size = await self.registry.take(found.name)
         if size is None:
             return False
-        if not await keeper.remove(found.name.name):
+        if not await keeper.remove(found.name.qualified):
             await self.registry.add(found.name, size, 0, keeper.ttl, self.limits.pin)
             return False
         self._took(found.name, size, reason)
@@ -182,13 +198,14 @@ class Space:
         Raises:
             StoreUnavailableError: The store does not answer.
         """
-        sizes = {tenant: (await self.registry.totals(tenant, ["all"]))["all"].size for tenant in self.tenants}
+        tenants = await self.registry.tenants()
+        self._sizes = {tenant: (await self.registry.totals(tenant, ["all"]))["all"].size for tenant in tenants}
         excess = [
             (tenant, "quota", size - round(self.limits.low * self.limits.quota))
-            for tenant, size in sizes.items()
+            for tenant, size in self._sizes.items()
             if 0 < self.limits.quota < size
         ]
-        total = sum(sizes.values())
+        total = sum(self._sizes.values())
         if 0 < self.high < total:
             excess.append(("", "high_water", total - round(self.limits.low * self.high)))
         return excess
@@ -201,7 +218,8 @@ class Space:
         """
         gone = []
         for tenant, reason, size in await self.over():
-            evicted = await self._make_room([tenant] if tenant else self.tenants, size, reason)
+            tenants = [tenant] if tenant else list(self._sizes)
+            evicted = await self._make_room(tenants, size, reason)
             gone += [(reason, each) for each in evicted]
         return gone
 
@@ -214,7 +232,7 @@ class Space:
         found: dict[ObjectName, tuple[str, StoredObject]] = {}
         for tenant, reason, size in await self.over():
             left = size
-            for each in await self.candidates([tenant] if tenant else self.tenants, _MOST_SHOWN):
+            for each in await self.candidates([tenant] if tenant else list(self._sizes), _MOST_SHOWN):
                 if left > 0:
                     found.setdefault(each.name, (reason, each))
                     left -= each.size
@@ -226,7 +244,7 @@ class Space:
         Raises:
             StoreUnavailableError: The store does not answer.
         """
-        sums = {tenant: await self.registry.totals(tenant, KINDS) for tenant in self.tenants}
+        sums = {tenant: await self.registry.totals(tenant, KINDS) for tenant in await self.registry.tenants()}
         for kind in KINDS:
             self._metrics.space.objects.labels(kind).set(sum(each[kind].objects for each in sums.values()))
             self._metrics.space.size.labels(kind).set(sum(each[kind].size for each in sums.values()))
@@ -247,6 +265,10 @@ class Space:
         known = [each for each in found if self.keeper(each.name)]
         return sorted(known, key=lambda each: each.used_at)[:most]
 
+    async def _keep_entered(self, tenant: str) -> None:
+        if tenant != DEFAULT_TENANT and self._entered.get(tenant, 0.0) <= asyncio.get_running_loop().time():
+            await self.enter(tenant)
+
     async def _reserve(self, name: ObjectName, size: int, ttl: float, pin: float) -> None:
         quota, low = self.limits.quota, self.limits.low
         for setting, most in ((QUOTA_SETTING, quota), (HIGH_SETTING, self.high)):
@@ -261,8 +283,9 @@ class Space:
         else:
             self._metrics.space.refusals.labels(name.kind).inc()
             raise QuotaError(QUOTA_SETTING, f"{quota} bytes are all in use; no room for {size} more")
-        # The other tenants' bytes are asked for only where there are any.
-        if self.high > 0 and (total > self.high or len(self.tenants) > 1):
+        # What the others have is looked up by every round of the janitor, not by every write.
+        self._sizes[name.tenant] = total
+        if 0 < self.high < sum(self._sizes.values()):
             await self.trim()
 
     async def _make_room(self, tenants: Sequence[str], size: int, reason: str) -> list[StoredObject]:

@@ -12,8 +12,8 @@ from scissorhands.segment import (
     header_size,
     parse_header,
 )
-from scissorhands_server.manager.keeper import ARCHIVE, UNLISTED_SECONDS, Keeper
-from scissorhands_server.store.base import PageStore
+from scissorhands.tenant import qualified
+from scissorhands_server.manager.keeper import ARCHIVE, UNLISTED_SECONDS, Keeper, owner_of
 
 # What is read at first: the header of all but the largest models, in one go.
 _FIRST_READ_BYTES = 64 << 10
@@ -23,35 +23,31 @@ _PAGE_PREFIX = "segment:"
 
 
 class StoredSegments(Keeper):
-    """Reads and writes the segments of one tenant.
+    """Reads and writes segments.
 
     Args:
         store: Where they lie.
-        tenant: Whose they are, as the server has established it.
         ttl: How long a segment stays, in seconds.
     """
 
     kind = ARCHIVE
 
-    def __init__(self, store: PageStore, tenant: str, ttl: float) -> None:
-        super().__init__(store, tenant, ttl)
-
     async def write(self, session_id: str, epoch: int, data: bytes) -> None:
         """Store a segment; it is listed once it is whole."""
-        owner, page = self._owner(session_id), _page(epoch)
+        owner, page = owner_of(session_id), _page(epoch)
         await self._store.put(owner, page, data, min(self.ttl, UNLISTED_SECONDS))
         await self._store.commit(owner, [page], self.ttl)
 
     async def sizes(self, session_id: str) -> dict[int, int]:
         """Return the bytes of each segment of a session, by epoch, oldest first."""
-        pages = await self._store.list_pages(self._owner(session_id))
+        pages = await self._store.list_pages(owner_of(session_id))
         named = ((page.name.removeprefix(_PAGE_PREFIX), page) for page in pages if page.name.startswith(_PAGE_PREFIX))
         sizes = {int(epoch): page.size for epoch, page in named}
         return dict(sorted(sizes.items()))
 
     async def delete(self, session_id: str, epochs: list[int]) -> None:
         """Delete segments."""
-        await self._store.delete(self._owner(session_id), [_page(epoch) for epoch in epochs])
+        await self._store.delete(owner_of(session_id), [_page(epoch) for epoch in epochs])
 
     async def header(self, session_id: str, epoch: int) -> SegmentHeader:
         """Read and check a segment's header.
@@ -79,7 +75,7 @@ class StoredSegments(Keeper):
 
     async def _begin(self, session_id: str, epoch: int) -> tuple[SegmentHeader, bytes]:
         """Read what a segment begins with: its header, and as much behind it as comes along."""
-        owner, page = self._owner(session_id), _page(epoch)
+        owner, page = owner_of(session_id), _page(epoch)
         data = await self._store.get_range(owner, page, 0, _FIRST_READ_BYTES)
         if not data:
             raise _missing(session_id, epoch)
@@ -87,7 +83,8 @@ class StoredSegments(Keeper):
         if size > len(data):
             data += await self._read(session_id, epoch, len(data), size - len(data))
         header = parse_header(data)
-        if (header.identity.session_id, header.epoch) != (session_id, epoch):
+        said = qualified(header.identity.tenant, header.identity.session_id)
+        if (said, header.epoch) != (session_id, epoch):
             raise CorruptSegmentError(f"segment {epoch} of session {session_id} is another one")
         return header, data
 
@@ -146,7 +143,7 @@ class StoredSegments(Keeper):
     async def dead(self, name: str, pages: Sequence[str]) -> list[str]:
         """See :class:`Keeper`. A segment gets its full time only together with its place on the list."""
         listed = {_page(epoch) for epoch in await self.sizes(name)}
-        owner = self._owner(name)
+        owner = owner_of(name)
         return [
             page for page in pages if page not in listed and await self._store.time_left(owner, page) > UNLISTED_SECONDS
         ]
@@ -154,15 +151,12 @@ class StoredSegments(Keeper):
     async def _read(self, session_id: str, epoch: int, start: int, size: int) -> bytes:
         if size == 0:
             return b""
-        data = await self._store.get_range(self._owner(session_id), _page(epoch), start, size)
-        if not data and await self._store.stat(self._owner(session_id), _page(epoch)) is None:
+        data = await self._store.get_range(owner_of(session_id), _page(epoch), start, size)
+        if not data and await self._store.stat(owner_of(session_id), _page(epoch)) is None:
             raise _missing(session_id, epoch)
         if len(data) != size:
             raise CorruptSegmentError(f"segment {epoch} of session {session_id} is truncated")
         return data
-
-    def _owner(self, session_id: str) -> str:
-        return f"{self.tenant}/{session_id}"
 
 
 def part_of(run: list[Section], data: bytes, section: Section) -> bytes:

@@ -18,7 +18,8 @@ from functools import partial
 
 from scissorhands.errors import BrokenRowError, CorruptRowError, MissingPartError, NotFoundError, SessionConflictError
 from scissorhands.suspended import Manifest
-from scissorhands_server.manager.keeper import ROW, UNLISTED_SECONDS, Keeper
+from scissorhands.tenant import qualified
+from scissorhands_server.manager.keeper import ROW, UNLISTED_SECONDS, Keeper, owner_of
 from scissorhands_server.manager.parts import in_order
 from scissorhands_server.store.base import PageStore
 
@@ -63,11 +64,10 @@ class Record:
 
 
 class SuspendedRows(Keeper):
-    """Reads and writes the suspended rows of one tenant.
+    """Reads and writes suspended rows.
 
     Args:
         store: Where they lie.
-        tenant: Whose they are, as the server has established it.
         ttl: How long a session stays after its last turn, in seconds.
         lease: How long a turn holds its session without renewing its lease, in seconds.
         now: Seconds since 1970.
@@ -75,10 +75,8 @@ class SuspendedRows(Keeper):
 
     kind = ROW
 
-    def __init__(
-        self, store: PageStore, tenant: str, ttl: float, lease: float, now: Callable[[], float] = time.time
-    ) -> None:
-        super().__init__(store, tenant, ttl)
+    def __init__(self, store: PageStore, ttl: float, lease: float, now: Callable[[], float] = time.time) -> None:
+        super().__init__(store, ttl)
         self._lease = lease
         self._now = now
 
@@ -89,7 +87,7 @@ class SuspendedRows(Keeper):
             SessionConflictError: Another turn holds it, or took it at the same moment.
             StoreUnavailableError: The store does not answer.
         """
-        owner = self._owner(session_id)
+        owner = owner_of(session_id)
         found = await self._store.get(owner, _RECORD)
         before = Record.parse(found)
         if before.paused:
@@ -115,15 +113,15 @@ class SuspendedRows(Keeper):
 
     async def find(self, session_id: str) -> Record:
         """Return a session's record; without a fencing token if it has none."""
-        return Record.parse(await self._store.get(self._owner(session_id), _RECORD))
+        return Record.parse(await self._store.get(owner_of(session_id), _RECORD))
 
     async def renew(self, session_id: str, fence: int) -> None:
         """Extend the lease of a turn. One that has ended, or lost its session, gains nothing by it."""
-        await self._store.put(self._owner(session_id), _lease(fence), b"held", self._lease)
+        await self._store.put(owner_of(session_id), _lease(fence), b"held", self._lease)
 
     async def release(self, session_id: str, fence: int) -> None:
         """Give a turn's lease up; what was suspended before it stays. Doing so twice is not an error."""
-        owner = self._owner(session_id)
+        owner = owner_of(session_id)
         found = await self._store.get(owner, _RECORD)
         record = Record.parse(found)
         if record.fence == fence and record.held:
@@ -137,7 +135,7 @@ class SuspendedRows(Keeper):
             NotFoundError: No row is suspended.
             SessionConflictError: A turn runs, or has begun at the same moment.
         """
-        owner = self._owner(session_id)
+        owner = owner_of(session_id)
         found = await self._store.get(owner, _RECORD)
         record = Record.parse(found)
         if await self._is_held(owner, record):
@@ -152,7 +150,7 @@ class SuspendedRows(Keeper):
 
     async def unpause(self, session_id: str) -> None:
         """Let turns begin again; doing so twice is not an error."""
-        owner = self._owner(session_id)
+        owner = owner_of(session_id)
         found = await self._store.get(owner, _RECORD)
         record = Record.parse(found)
         if record.paused:
@@ -160,7 +158,7 @@ class SuspendedRows(Keeper):
 
     async def put(self, session_id: str, fence: int, index: int, data: bytes) -> None:
         """Write one part."""
-        await self._store.put(self._owner(session_id), _part(fence, index), data, UNLISTED_SECONDS)
+        await self._store.put(owner_of(session_id), _part(fence, index), data, UNLISTED_SECONDS)
 
     async def commit(self, session_id: str, fence: int, manifest: bytes, parts: int) -> None:
         """Make the parts that a turn has written its session's suspended row, and give its lease up.
@@ -168,7 +166,7 @@ class SuspendedRows(Keeper):
         Raises:
             SessionConflictError: Another turn has begun, or the session was deleted; the parts are deleted.
         """
-        owner, names = self._owner(session_id), [_part(fence, index) for index in range(parts)]
+        owner, names = owner_of(session_id), [_part(fence, index) for index in range(parts)]
         if names:
             await self._store.commit(owner, names, self.ttl)
         found = await self._store.get(owner, _RECORD)
@@ -182,7 +180,7 @@ class SuspendedRows(Keeper):
 
     async def discard(self, session_id: str, fence: int, parts: int) -> None:
         """Delete parts that will not be committed."""
-        await self._store.delete(self._owner(session_id), [_part(fence, index) for index in range(parts)])
+        await self._store.delete(owner_of(session_id), [_part(fence, index) for index in range(parts)])
 
     async def parts(self, session_id: str, record: Record, manifest: Manifest) -> AsyncGenerator[bytes]:
         """Yield a suspended row's parts, unchecked; the next is fetched while one is looked at.
@@ -191,7 +189,7 @@ class SuspendedRows(Keeper):
             MissingPartError: One is missing.
             StoreUnavailableError: The store does not answer.
         """
-        owner = self._owner(session_id)
+        owner = owner_of(session_id)
 
         async def fetch(index: int) -> bytes:
             data = await self._store.get(owner, _part(record.written, index))
@@ -205,14 +203,14 @@ class SuspendedRows(Keeper):
 
     async def delete(self, session_id: str) -> int:
         """Delete all that the store has of a session, its segments included; return how many values that was."""
-        owner = self._owner(session_id)
+        owner = owner_of(session_id)
         record = await self.find(session_id)
         listed = [page.name for page in await self._store.list_pages(owner)]
         return await self._store.delete(owner, [_RECORD, _lease(record.fence), *sorted({*listed, *_parts_of(record)})])
 
     async def remove(self, name: str, *, held: bool = False) -> bool:
         """See :class:`Keeper`. A turn that holds the row keeps its session; what it leaves takes the row's place."""
-        owner = self._owner(name)
+        owner = owner_of(name)
         found = await self._store.get(owner, _RECORD)
         record = Record.parse(found)
         if not held and await self._is_held(owner, record):
@@ -235,7 +233,7 @@ class SuspendedRows(Keeper):
         record = await self.find(name)
         if not record.manifest:
             return 0
-        owner, names = self._owner(name), _parts_of(record)
+        owner, names = owner_of(name), _parts_of(record)
         for start in range(0, len(names), _LOOKUPS):
             found = await asyncio.gather(*(self._store.stat(owner, part) for part in names[start : start + _LOOKUPS]))
             # Unless a turn has ended meanwhile, and its row has taken the place of this one.
@@ -249,7 +247,7 @@ class SuspendedRows(Keeper):
         if not record.manifest:
             return 0
         manifest = Manifest.parse(record.manifest)
-        if (manifest.identity.tenant, manifest.identity.session_id) != (self.tenant, name):
+        if qualified(manifest.identity.tenant, manifest.identity.session_id) != name:
             raise CorruptRowError(f"what is stored of session {name!r} is another's")
         try:
             expected = iter(manifest.parts)
@@ -272,7 +270,7 @@ class SuspendedRows(Keeper):
         Only the last turn can still come to name its parts: no record is written for the token of another. If its lease
         has ended and its parts have waited for their record as long as parts do, it will not either.
         """
-        owner = self._owner(name)
+        owner = owner_of(name)
         record = await self.find(name)
         held = await self._is_held(owner, record)
         dead = []
@@ -292,9 +290,6 @@ class SuspendedRows(Keeper):
         if found is not None and await self._store.compare_and_set(owner, _RECORD, found, after.pack(), self.ttl):
             return True
         return await self._store.get(owner, _RECORD) == after.pack()
-
-    def _owner(self, session_id: str) -> str:
-        return f"{self.tenant}/{session_id}"
 
 
 def _lease(fence: int) -> str:

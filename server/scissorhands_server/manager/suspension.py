@@ -15,6 +15,7 @@ from scissorhands.errors import (
     StoreUnavailableError,
 )
 from scissorhands.suspended import Manifest, asked_identity
+from scissorhands.tenant import qualified
 from scissorhands.v1 import cache_manager_pb2, suspension_pb2
 from scissorhands_server.manager.admission import Admission
 from scissorhands_server.manager.checks import check_session_id
@@ -172,12 +173,13 @@ class Suspension:
 
     def _objects(self, session_id: str) -> list[ObjectName]:
         """Return what a session may have in the store, that to be evicted last first."""
-        return [self._rows.object_name(session_id), ObjectName(self._rows.tenant, ARCHIVE, session_id)]
+        row = self._rows.object_name(session_id)
+        return [row, row._replace(kind=ARCHIVE)]
 
     async def _chunks(self, asked: suspension_pb2.ResumeSessionRequest, record: Record) -> AsyncGenerator[RowChunk]:
         """Yield a suspended row's bytes, every part checked."""
         manifest = Manifest.parse(record.manifest)
-        manifest.identity.known_to_manager().check(asked_identity(asked, self._rows.tenant))
+        manifest.identity.known_to_manager().check(asked_identity(asked))
         ticket = self._streams.admit(STREAM_BYTES)
         try:
             expected = iter(manifest.parts)
@@ -202,7 +204,7 @@ class Suspension:
     def _manifest(self, header: suspension_pb2.SuspendHeader) -> Manifest:
         manifest = Manifest.parse(header.manifest)
         said = manifest.identity
-        if (said.session_id, said.tenant) != (header.session_id, self._rows.tenant):
+        if qualified(said.tenant, said.session_id) != header.session_id:
             raise MismatchError(("session_id", "tenant"))
         if manifest.state_bytes > self._settings.max_suspended_bytes:
             raise InvalidRequestError(

@@ -5,6 +5,8 @@ same, and a restarted one loses nothing. Objects and entries cannot change in on
 Redis Cluster. So an entry comes first and goes first. Who is killed in between leaves an entry without an object, or an
 object without an entry, which the janitor mends; what is read is decided by the object alone.
 
+All tenants that may have objects are in one sorted set, which the janitor fills again if it is lost.
+
 A tenant's entries are one hash, which also has their sums, and a sorted set of their last uses. Every change is one
 script, so the sums are exact. If the store has dropped one of the two for want of memory, the other is dropped too, and
 the janitor finds the objects again. Times are those of the store's clock, in microseconds.
@@ -14,19 +16,27 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from scissorhands.tenant import DEFAULT_TENANT, qualified
 from scissorhands_server.store.base import PageStore
 
 _PAGES = ("entries", "used")
+# A sorted set of all tenants that have objects, by the time at which they are forgotten. No tenant is called so.
+_KNOWN_OWNER, _KNOWN_PAGE = "registry", "tenants"
 _MICROSECONDS = 1_000_000
 # Entries that are looked at together where all are.
 _WALKED = 256
 
-_COMMON = """
-local entries, used = KEYS[1], KEYS[2]
+_CLOCK = """
 local clock = redis.call('TIME')
 local now = clock[1] * 1000000 + clock[2]
 
 local function text(number) return string.format('%.0f', number) end
+"""
+
+_COMMON = (
+    _CLOCK
+    + """
+local entries, used = KEYS[1], KEYS[2]
 
 local function find(name)
   local found = redis.call('HGET', entries, name)
@@ -73,6 +83,7 @@ end
 local objects = tonumber(redis.call('HGET', entries, '#all:objects') or '0')
 if redis.call('ZCARD', used) ~= objects then redis.call('UNLINK', entries, used) end
 """
+)
 
 # Name, bytes to add, the most of all entries (0: no bound), time to live, pin.
 _ADD = """
@@ -160,6 +171,20 @@ end
 return found
 """
 
+# Tenant, time to live.
+_ENTER = """
+local expires = math.max(now + tonumber(ARGV[2]), tonumber(redis.call('ZSCORE', KEYS[1], ARGV[1]) or '0'))
+redis.call('ZREM', KEYS[1], ARGV[1])
+redis.call('ZADD', KEYS[1], text(expires), ARGV[1])
+local left = math.ceil((expires - now) / 1000)
+if redis.call('PTTL', KEYS[1]) < left then redis.call('PEXPIRE', KEYS[1], text(left)) end
+"""
+
+_TENANTS = """
+redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', text(now))
+return redis.call('ZRANGE', KEYS[1], 0, -1)
+"""
+
 # Kinds.
 _TOTALS = """
 local sums = {}
@@ -184,6 +209,11 @@ class ObjectName(NamedTuple):
     tenant: str
     kind: str
     name: str
+
+    @property
+    def qualified(self) -> str:
+        """Its name with its tenant's."""
+        return qualified(self.tenant, self.name)
 
 
 @dataclass(frozen=True)
@@ -302,6 +332,15 @@ class Registry:
         """Return what a tenant's objects of each kind come to."""
         sums = list(map(int, await self._run(_TOTALS, tenant, *kinds)))
         return {kind: Totals(*sums[2 * index : 2 * index + 2]) for index, kind in enumerate(kinds)}
+
+    async def enter(self, tenant: str, ttl: float) -> None:
+        """Let a tenant be known for a time, in seconds: one that has objects must be for as long as they stay."""
+        await self._store.run(_KNOWN_OWNER, _CLOCK + _ENTER, [_KNOWN_PAGE], [tenant, _time(ttl)])
+
+    async def tenants(self) -> list[str]:
+        """Return the tenants that are known, in order; the default one always is."""
+        known = await self._store.run(_KNOWN_OWNER, _CLOCK + _TENANTS, [_KNOWN_PAGE], [])
+        return sorted({DEFAULT_TENANT, *(name.decode() for name in known)})
 
     async def _run(self, script: str, tenant: str, *arguments: str | int) -> Any:
         return await self._store.run(owner_of(tenant), _COMMON + script, _PAGES, arguments)

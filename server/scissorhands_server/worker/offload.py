@@ -11,15 +11,13 @@ from scissorhands.grant import codecs_text, grant_text, slots_text
 from scissorhands.row import Eviction
 from scissorhands.segment import SegmentIdentity
 from scissorhands.swap import Swap
+from scissorhands.tenant import split
 from scissorhands_server.worker.loading import LoadedModel
 from scissorhands_server.worker.metrics import WorkerMetrics
 from scissorhands_server.worker.resident import resident_version
 from scissorhands_server.worker.task import Task
 
 LOGGER = logging.getLogger(__name__)
-
-# The manager derives tenants from credentials; without any, everybody is this one.
-DEFAULT_TENANT = "default"
 
 
 class SegmentSink(Protocol):
@@ -75,6 +73,7 @@ class Offloader:
         """
         packed = bool(task.grant.codecs)
         codec = self._codec(task)
+        tenant, session_id = split(task.session_id)
         return SegmentIdentity(
             model=self._info.fingerprint,
             tokenizer=self._info.tokenizer_fingerprint,
@@ -84,8 +83,8 @@ class Offloader:
             codec=codecs_text(task.grant) if packed else codec.name,
             codec_version=resident_version(task.grant, self._statistics) if packed else codec.version,
             tokens=tokens,
-            tenant=DEFAULT_TENANT,
-            session_id=task.session_id,
+            tenant=tenant,
+            session_id=session_id,
         )
 
     def _codec(self, task: Task) -> Codec:

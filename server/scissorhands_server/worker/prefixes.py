@@ -27,7 +27,6 @@ from scissorhands_server.worker.arrival import Arrival
 from scissorhands_server.worker.link import ManagerLink
 from scissorhands_server.worker.loading import LoadedModel
 from scissorhands_server.worker.memory import Memory
-from scissorhands_server.worker.offload import DEFAULT_TENANT
 from scissorhands_server.worker.prefix import LoadedPrefix, PassedBoundary, Prefix
 from scissorhands_server.worker.prefix_rates import Rates
 from scissorhands_server.worker.resident import resident_version
@@ -60,7 +59,7 @@ class Prefixes:
             budget="",
             resident_codec="",
             codec_version="",
-            tenant=DEFAULT_TENANT,
+            tenant="",
         )
         self._shape = model_shape(info)
         self._statistics = loaded.statistics
@@ -91,10 +90,11 @@ class Prefixes:
                 task.cancel()
             await asyncio.gather(self._sender, *self._coming, return_exceptions=True)
 
-    async def find(self, grant: Grant, prompt: Sequence[int]) -> Prefix | None:
+    async def find(self, tenant: str, grant: Grant, prompt: Sequence[int]) -> Prefix | None:
         """Find the longest stored prefix of a prompt, and let it come.
 
         Args:
+            tenant: Whose prompt it is.
             grant: The grant of its row.
             prompt: Its token ids.
 
@@ -102,7 +102,7 @@ class Prefixes:
             What the row begins with, if anything, and what it is to leave; None if the prompt is too short, or nobody
             can be asked now.
         """
-        base = replace(self._base, codec_version=resident_version(grant, self._statistics))
+        base = replace(self._base, codec_version=resident_version(grant, self._statistics), tenant=tenant)
         places = boundaries(base, grant, self._shape, prompt, self._every)
         if not places:
             return None
@@ -137,7 +137,8 @@ class Prefixes:
             CorruptRowError: A manifest cannot be read.
         """
         asked = [prefix_pb2.PrefixBoundary(key=place.key, whole=place.whole) for place in places]
-        call: Responses = self._link.rows.load(prefix_pb2.LoadPrefixRequest(boundaries=asked), timeout=self._deadline)
+        request = prefix_pb2.LoadPrefixRequest(boundaries=asked, tenant=places[0].identity.tenant)
+        call: Responses = self._link.rows.load(request, timeout=self._deadline)
         try:
             header = await next_header(call)
             manifests = [PrefixManifest.parse(manifest) for manifest in header.manifests]

@@ -18,9 +18,11 @@ from scissorhands.errors import (
 from scissorhands.formats import EXACT
 from scissorhands.grant import PolicyRequest, default_budget
 from scissorhands.policies import get_policy
+from scissorhands.tenant import qualified, split
 from scissorhands.v1 import budget_pb2, cache_manager_pb2, generation_pb2, suspension_pb2
 from scissorhands.wire import budget_request, grant_message, model_shape, policy_message, profile_message, read_grant
 from scissorhands_server.granting import resolve
+from scissorhands_server.tenants import caller_tenant
 from scissorhands_server.worker.admission import check, requested_policy
 from scissorhands_server.worker.engine import Engine
 from scissorhands_server.worker.link import ManagerLink
@@ -122,7 +124,7 @@ class GenerationHost:
                     # So that the next turn finds what this one leaves.
                     await self._suspension.settled(task.turn)
                     if isinstance(event, Failed) and isinstance(event.error, StoppingError) and task.turn.stored_bytes:
-                        raise StoppingError(task.session_id)
+                        raise StoppingError(split(task.session_id)[1])
                 for response in self._responses(task, event):
                     yield response
         finally:
@@ -136,12 +138,13 @@ class GenerationHost:
         checked = await asyncio.get_running_loop().run_in_executor(
             self._tokenizing, check, request, self.loaded, self.settings.default_max_new_tokens
         )
-        task, granted = await self._task(request, checked, arrived)
+        tenant = caller_tenant()
+        task, granted = await self._task(request, tenant, checked, arrived)
         # What follows a resumed row was not read in chunks, so it is no prefix of anything.
         # And what a prefix has evicted is in no archive of this session.
         if self._prefixes and not request.no_prefix_cache and not task.recall and not (task.turn and task.turn.resumed):
             try:
-                task.prefix = await self._prefixes.find(task.grant, checked.prompt)
+                task.prefix = await self._prefixes.find(tenant, task.grant, checked.prompt)
             except BaseException:
                 self._engine.refuse(task)
                 raise
@@ -154,7 +157,7 @@ class GenerationHost:
                 self._engine.cancel(task)
                 raise
         accepted = generation_pb2.Accepted(
-            session_id=task.session_id,
+            session_id=split(task.session_id)[1],
             prompt_tokens=len(checked.prompt),
             grant=granted,
             max_new_tokens=checked.max_new_tokens,
@@ -165,7 +168,7 @@ class GenerationHost:
         return task, accepted
 
     async def _task(
-        self, request: generation_pb2.GenerateRequest, checked: GenerationRequest, arrived: float
+        self, request: generation_pb2.GenerateRequest, tenant: str, checked: GenerationRequest, arrived: float
     ) -> tuple[Task, budget_pb2.Grant]:
         """Open a session, or its next turn, and make the task that runs under its grant."""
         policy = requested_policy(request, self._default_policy)
@@ -178,7 +181,7 @@ class GenerationHost:
         self._check_resident(local)
         self._engine.check_capacity(checked.priority, local.bytes)
         spec = cache_manager_pb2.SessionSpec(
-            session_id=secrets.token_hex(12),
+            session_id=qualified(tenant, secrets.token_hex(12)),
             worker_id=self._worker_id,
             model=self.loaded.info,
             prompt_tokens=len(checked.prompt),
@@ -187,7 +190,7 @@ class GenerationHost:
             policy=policy_message(policy),
             resident_codec=resident,
         )
-        turn = await self._turn(request, spec, checked.prompt)
+        turn = await self._turn(request, tenant, spec, checked.prompt)
         try:
             granted = await self._open(spec, local, total)
             if turn:
@@ -216,13 +219,17 @@ class GenerationHost:
         return task, granted
 
     async def _turn(
-        self, request: generation_pb2.GenerateRequest, spec: cache_manager_pb2.SessionSpec, prompt: Sequence[int]
+        self,
+        request: generation_pb2.GenerateRequest,
+        tenant: str,
+        spec: cache_manager_pb2.SessionSpec,
+        prompt: Sequence[int],
     ) -> Turn | None:
         """Begin the turn of a session that is to be kept, and name it in ``spec``; None if there is none."""
         if not (request.session_id and self._suspension):
             return None
         wanted = suspension_pb2.ResumeSessionRequest(
-            session_id=request.session_id,
+            session_id=qualified(tenant, request.session_id),
             model=spec.model,
             budget=spec.budget if spec.HasField("budget") else None,
             policy=spec.policy,

@@ -25,7 +25,6 @@ from scissorhands_server.worker.kept_row import KeptRow
 from scissorhands_server.worker.link import ManagerLink
 from scissorhands_server.worker.loading import LoadedModel
 from scissorhands_server.worker.memory import Memory
-from scissorhands_server.worker.offload import DEFAULT_TENANT
 from scissorhands_server.worker.resident import resident_version
 from scissorhands_server.worker.settings import WorkerSettings
 from scissorhands_server.worker.task import Task
@@ -234,8 +233,7 @@ class Suspension:
             self._metrics.suspend_time.observe(time.monotonic() - began)
 
     def _identity(self, turn: Turn, codec_version: str, tokens: str) -> SuspendedIdentity:
-        asked = asked_identity(turn.asked, DEFAULT_TENANT)
-        return replace(asked, codec_version=codec_version, tokens=tokens)
+        return replace(asked_identity(turn.asked), codec_version=codec_version, tokens=tokens)
 
     def _missed(self, reason: str) -> None:
         self._metrics.resumes.labels(reason).inc()
