@@ -8,7 +8,7 @@ import torch
 
 from scissorhands.attended import TILE, Attended, PackedAttended
 from scissorhands.codec.base import EXACT_LAYOUT, Layout, RowCodec, VectorCodec
-from scissorhands.compaction import part
+from scissorhands.compaction import Words, part, words_of
 from scissorhands.merging import fold, match, rates
 from scissorhands.signals import Observation, Resident, Signal, Weight, add_mass
 from scissorhands.slots import Slots
@@ -21,6 +21,13 @@ class LayerCodec(NamedTuple):
 
     keys: RowCodec
     values: RowCodec
+
+
+class _RowTensors(NamedTuple):
+    """A row of each of a layer's tensors, ``[H, B, ...]``, and the words of these, if they are in the host's memory."""
+
+    tensors: list[torch.Tensor]
+    words: Words
 
 
 class LayerPool:
@@ -65,6 +72,8 @@ class LayerPool:
             )
         self.positions = torch.zeros(rows, kv_heads, slots, dtype=torch.int32, device=device)
         self.states = [signal.allocate(rows, kv_heads, slots, device) for signal in signals]
+        # To find a row's share of each tensor takes longer than what is then done with it; it goes with their memory.
+        self._rows: dict[int, _RowTensors] = {}
 
     def tensors(self) -> Iterator[torch.Tensor]:
         """Yield every tensor that holds a share of each slot."""
@@ -133,11 +142,11 @@ class LayerPool:
 
     def evidence(self, row: int, length: int, step: int) -> LayerEvidence:
         """Copy the evidence of a row's ``length`` slots to the host, once it has seen ``step`` tokens."""
-        used = (row, slice(None), slice(length))
-        resident = Resident(self.keys[used], self.values[used], self.positions[used], step)
+        keys, values, positions, *states = (tensor[:, :length] for tensor in self._row(row).tensors)
+        resident = Resident(keys, values, positions, step)
         signals = {
-            signal.name: signal.value(state[used], resident).cpu().numpy()
-            for signal, state in zip(self.signals, self.states, strict=True)
+            signal.name: signal.value(state, resident).cpu().numpy()
+            for signal, state in zip(self.signals, states, strict=True)
         }
         # Copies: later steps change the tensors that the arrays would share memory with.
         signals = {name: np.array(value) for name, value in signals.items()}
@@ -154,9 +163,10 @@ class LayerPool:
         Returns:
             A copy of what was evicted.
         """
-        keys, values, positions, mass = part([tensor[row] for tensor in self.tensors()], keep, length, taken=4)
-        for state in self.states:
-            state[row, :, length - positions.shape[1] : length] = 0
+        tensors, words = self._row(row)
+        keys, values, positions, mass = part(tensors, keep, length, 4, words)
+        for state in tensors[3:]:
+            state[:, length - positions.shape[1] : length].zero_()
         return Slots(keys, values, positions, mass, packed=self.codec is not None)
 
     def fold(self, row: int, length: int, evicted: Slots) -> None:
@@ -197,9 +207,7 @@ class LayerPool:
     @torch.inference_mode(False)  # Tensors made in inference mode could not be changed outside of it.
     def add_row(self) -> None:
         """Grow by one empty row, exactly."""
-        self.keys, self.values, self.positions, *self.states = [
-            torch.cat([tensor, tensor.new_zeros(1, *tensor.shape[1:])]) for tensor in self.tensors()
-        ]
+        self._hold([torch.cat([tensor, tensor.new_zeros(1, *tensor.shape[1:])]) for tensor in self.tensors()])
 
     def move_last_row(self, into: int) -> None:
         """Copy the last row to the place of row ``into``."""
@@ -209,9 +217,20 @@ class LayerPool:
 
     def hide_last_row(self) -> None:
         """Shrink by one row, without giving its memory back and without a need for memory."""
-        self.keys, self.values, self.positions, *self.states = [tensor[:-1] for tensor in self.tensors()]
+        self._hold([tensor[:-1] for tensor in self.tensors()])
 
     @torch.inference_mode(False)
     def release_hidden(self) -> None:
         """Give the memory of hidden rows back: what is allocated is exactly the rows."""
-        self.keys, self.values, self.positions, *self.states = [tensor.clone() for tensor in self.tensors()]
+        self._hold([tensor.clone() for tensor in self.tensors()])
+
+    def _hold(self, tensors: list[torch.Tensor]) -> None:
+        """Take other tensors, in the order of :meth:`tensors`."""
+        self._rows.clear()
+        self.keys, self.values, self.positions, *self.states = tensors
+
+    def _row(self, row: int) -> _RowTensors:
+        if row not in self._rows:
+            tensors = [tensor[row] for tensor in self.tensors()]
+            self._rows[row] = _RowTensors(tensors, words_of(tensors) if self.keys.is_cpu else ())
+        return self._rows[row]
