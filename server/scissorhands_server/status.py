@@ -7,7 +7,7 @@ from typing import Any
 
 import grpc
 from google.protobuf import any_pb2, duration_pb2
-from google.protobuf.message import Message
+from google.protobuf.message import DecodeError, Message
 from google.rpc import code_pb2, error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
@@ -142,28 +142,28 @@ class StatusInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg] #
 
     def _wrapped(self, handler: Any, method: str) -> "grpc.RpcMethodHandler[Any, Any]":
         codecs = {
-            "request_deserializer": handler.request_deserializer,
+            "request_deserializer": _tolerant(handler.request_deserializer),
             "response_serializer": handler.response_serializer,
         }
         if handler.unary_unary:
-            return grpc.unary_unary_rpc_method_handler(self._unary(handler.unary_unary, method), **codecs)
+            return grpc.unary_unary_rpc_method_handler(self._unary(handler.unary_unary, method, _decoded), **codecs)
         if handler.stream_unary:
-            return grpc.stream_unary_rpc_method_handler(self._unary(handler.stream_unary, method), **codecs)
+            return grpc.stream_unary_rpc_method_handler(self._unary(handler.stream_unary, method, _Decoded), **codecs)
         if handler.unary_stream:
-            return grpc.unary_stream_rpc_method_handler(self._stream(handler.unary_stream, method), **codecs)
-        return grpc.stream_stream_rpc_method_handler(self._stream(handler.stream_stream, method), **codecs)
+            return grpc.unary_stream_rpc_method_handler(self._stream(handler.unary_stream, method, _decoded), **codecs)
+        return grpc.stream_stream_rpc_method_handler(self._stream(handler.stream_stream, method, _Decoded), **codecs)
 
-    def _unary(self, inner: Any, method: str) -> Any:
+    def _unary(self, inner: Any, method: str, decoded: Callable[[Any], Any]) -> Any:
         async def call(request: Any, context: Any) -> Any:
             async with _Boundary(context, method, self._observe):
-                return await inner(request, context)
+                return await inner(decoded(request), context)
 
         return call
 
-    def _stream(self, inner: Any, method: str) -> Any:
+    def _stream(self, inner: Any, method: str, decoded: Callable[[Any], Any]) -> Any:
         async def call(request: Any, context: Any) -> AsyncIterator[Any]:
             async with _Boundary(context, method, self._observe):
-                responses = inner(request, context)
+                responses = inner(decoded(request), context)
                 try:
                     async for response in responses:
                         yield response
@@ -207,6 +207,37 @@ class _Boundary:
     def _told(self, code: str) -> None:
         if self._observe is not None:
             self._observe(self._method, code)
+
+
+def _tolerant(deserialize: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
+    """Return a deserializer that hands its error on; grpc would answer UNKNOWN before ours see the call."""
+
+    def tolerant(data: bytes) -> Any:
+        try:
+            return deserialize(data)
+        except DecodeError as error:
+            return error
+
+    return tolerant
+
+
+def _decoded(request: Any) -> Any:
+    if isinstance(request, DecodeError):
+        raise InvalidRequestError("request", f"the bytes are no such message: {request}") from request
+    return request
+
+
+class _Decoded:
+    """The requests of a stream, which ends at the first that could not be read."""
+
+    def __init__(self, requests: AsyncIterator[Any]) -> None:
+        self._requests = requests
+
+    def __aiter__(self) -> AsyncIterator[Any]:
+        return self
+
+    async def __anext__(self) -> Any:
+        return _decoded(await anext(self._requests))
 
 
 def _metadata(error: ScissorhandsError) -> dict[str, str]:
