@@ -9,13 +9,14 @@ COPY constraints.txt pyproject.toml README.md LICENSE ./
 COPY scissorhands ./scissorhands
 COPY server ./server
 COPY client ./client
-# Without what no server reads: packages' own tests, types and headers, numpy's compilers, and compiled colors of programming
-# languages.
+# Without what no server reads: packages' own tests, types and headers, numpy's compilers, colors of programming languages,
+# and what `scissorhands chat` edits its line with.
 RUN /opt/scissorhands/bin/pip install --no-cache-dir --disable-pip-version-check -c constraints.txt '.[manager]' \
     && find /opt/scissorhands -type d \( -name tests -o -path '*/numpy/distutils' -o -path '*/numpy/f2py' \
         -o -path '*/pygments/lexers/__pycache__' \) -prune -exec rm -rf {} + \
     && find /opt/scissorhands \( -name '*.pyi' -o -name '*.a' -o -name '*.h' \) -delete \
-    && /opt/scissorhands/bin/pip uninstall --yes --quiet setuptools pip
+    && find /opt/scissorhands -path '*/pygments/lexers/*' ! -name __init__.py ! -name _mapping.py -type f -delete \
+    && /opt/scissorhands/bin/pip uninstall --yes --quiet prompt-toolkit wcwidth setuptools pip
 
 FROM ${PYTHON_IMAGE}
 LABEL org.opencontainers.image.title="scissorhands-manager" \
