@@ -11,10 +11,8 @@ from typing import NamedTuple
 import torch
 
 from scissorhands.errors import CorruptRowError
-from scissorhands.new_tokens import NewTokens
 from scissorhands.places import Place, extent, scatter
 from scissorhands.row import Row
-from scissorhands.view import StepView
 
 
 class RowState(NamedTuple):
@@ -107,21 +105,3 @@ class Incoming:
     def _check_head(self) -> None:
         if bytes(self._buffers[0][: len(self._head)]) != self._head:
             raise CorruptRowError("the state is of other tokens")
-
-
-class IncomingView(StepView):
-    """A row in a forward pass that begins before all of its slots have come.
-
-    Args:
-        row: The row.
-        wait: Called before a layer is attended to, with the last layer of the pool that must be in place.
-    """
-
-    def __init__(self, row: Row, wait: Callable[[int], None]) -> None:
-        super().__init__([row])
-        self._wait = wait
-
-    def attend(self, layer: int, new: NewTokens, mask: torch.Tensor | None = None) -> torch.Tensor:
-        """Wait for the layer, append and attend."""
-        self._wait(self.rows[0].pool.parts(layer)[-1])
-        return super().attend(layer, new, mask)

@@ -1,15 +1,14 @@
 """One forward pass of the model over rows of the cache."""
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from transformers import PreTrainedModel
 
-from scissorhands.incoming import IncomingView
 from scissorhands.peek import PeekView
 from scissorhands.row import Row
-from scissorhands.view import StepView
+from scissorhands.view import Before, StepView
 
 
 class ModelStep:
@@ -24,35 +23,25 @@ class ModelStep:
         # Most models can skip the vocabulary projection of all but the last tokens.
         self._skips = "logits_to_keep" in inspect.signature(model.forward).parameters
 
-    def __call__(self, rows: Sequence[Row], tokens: Sequence[Sequence[int]]) -> torch.Tensor:
+    def __call__(
+        self, rows: Sequence[Row], tokens: Sequence[Sequence[int]], before: Before | None = None
+    ) -> torch.Tensor:
         """Append tokens to rows in which there is room, and count them there.
 
         Args:
             rows: The rows.
             tokens: Token ids for each row, equally many.
+            before: See :class:`~scissorhands.view.StepView`. If it raises, the pass can be repeated, unless it is one
+                of several tokens over a sliding layer.
 
         Returns:
             ``[rows, vocabulary]`` float32 logits after each row's last token, on the CPU.
         """
-        return self.scores(rows, tokens, 1)[:, 0]
+        return self._read(StepView(rows, before), tokens, 1)[:, 0]
 
     def scores(self, rows: Sequence[Row], tokens: Sequence[Sequence[int]], last: int) -> torch.Tensor:
         """Do the same and return the logits after each of the ``last`` tokens: ``[rows, last, vocabulary]``."""
         return self._read(StepView(rows), tokens, last)
-
-    def behind(self, row: Row, tokens: Sequence[int], wait: Callable[[int], None]) -> torch.Tensor:
-        """Append tokens to a row whose slots are still on their way.
-
-        Args:
-            row: The row, in which there is room for them.
-            tokens: Token ids.
-            wait: See :class:`~scissorhands.incoming.IncomingView`. If it raises, the pass can be repeated, unless it
-                is one of several tokens over a sliding layer.
-
-        Returns:
-            ``[vocabulary]`` float32 logits after the last token, on the CPU.
-        """
-        return self._read(IncomingView(row, wait), [tokens], 1)[0, 0]
 
     def peek(self, row: Row, tokens: Sequence[int]) -> list[torch.Tensor]:
         """Return what tokens would ask for if they were read now; the row stays as it is.

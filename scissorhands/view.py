@@ -1,6 +1,6 @@
 """Views: what one forward pass of a transformers model sees of the resident cache."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 import numpy as np
@@ -15,6 +15,9 @@ from scissorhands.new_tokens import NewTokens
 from scissorhands.row import Row
 from scissorhands.span import Span
 
+# Called with a layer of the model before it is attended to.
+Before = Callable[[int], None]
+
 
 class StepView(Cache):
     """A batch of rows in one forward pass; every row takes the same number of new tokens, none of them padding.
@@ -25,11 +28,14 @@ class StepView(Cache):
 
     Args:
         rows: The rows in the order of the batch; adjacent rows of one pool are attended to together.
+        before: Called before each layer, for what must be there first, or for what others may do in between: other
+            rows may come, go and have a pass of their own. If it raises, the pass has failed.
     """
 
-    def __init__(self, rows: Sequence[Row]) -> None:
+    def __init__(self, rows: Sequence[Row], before: Before | None = None) -> None:
         super().__init__(layers=[])
         self.rows = list(rows)
+        self._before = before
         # ``[batch, a]`` uint8, kinds of the tokens of the pass under way; None if nobody tells (scissorhands.kinds).
         self.kinds: torch.Tensor | None = None
         self._spans: dict[tuple[int, int, tuple[int, ...], int], Span] = {}
@@ -61,6 +67,8 @@ class StepView(Cache):
     def attend(self, layer: int, new: NewTokens, mask: torch.Tensor | None = None) -> torch.Tensor:
         """Append and attend in one layer, pool by pool."""
         del mask
+        if self._before is not None:
+            self._before(layer)
         if layer == 0:
             self._places.clear()
         new = new._replace(kinds=self.kinds)

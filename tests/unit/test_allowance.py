@@ -4,49 +4,41 @@ import pytest
 
 from scissorhands_server.worker.allowance import Allowance
 
+LAYERS = 30
 
-def steps(allowance: Allowance, chunks: list[int], decoding: int, count: int) -> list[list[int]]:
-    """Return what ``count`` steps read of ``chunks``, in order."""
-    left, read = list(chunks), []
-    for _ in range(count):
-        allowance.begin(decoding)
-        read.append([])
-        while left and allowance.covers(left[0]):
-            allowance.spend(left[0])
-            read[-1].append(left.pop(0))
+
+def between_steps(allowance: Allowance, chunks: list[int], decoding: int) -> list[float]:
+    """Return how many tokens are read before each step of the rows that decode, chunks being read layer by layer."""
+    allowance.begin(decoding)
+    read = [0.0]
+    for chunk in chunks:
+        for _ in range(LAYERS):
+            if allowance.spent:
+                allowance.begin(decoding)
+                read.append(0.0)
+            allowance.spend(chunk / LAYERS)
+            read[-1] += chunk / LAYERS
     return read
 
 
-def test_a_step_reads_what_the_rows_that_decode_leave_of_it():
-    assert steps(Allowance(100), [32] * 8, decoding=4, count=3) == [[32] * 3] * 2 + [[32] * 2]
-
-
-def test_a_chunk_that_is_larger_waits_and_stays_whole():
-    # 60 tokens a step are left: 60, 120, 180 and 200 is covered by the fourth.
-    assert steps(Allowance(64), [200, 10, 10], decoding=4, count=5) == [[], [], [], [200, 10, 10], []]
-
-
-@pytest.mark.parametrize("chunks", [[48] * 200, [16, 100] * 60, [7, 33, 250] * 30])
-def test_in_the_long_run_a_step_reads_no_more_than_its_allowance(chunks):
-    count = 60
-    read = steps(Allowance(64), chunks, decoding=8, count=count)
-    whole = sum(map(sum, read))
-    assert whole <= 56 * count
-    assert whole > 56 * count - 2 * max(chunks)
-    assert max(map(sum, read)) <= 56 + max(chunks)
+@pytest.mark.parametrize("chunks", [[48] * 20, [16, 100] * 10, [7, 33, 250] * 5, [1]])
+@pytest.mark.parametrize("decoding", [1, 8, 63, 64, 1000])
+def test_a_step_reads_what_the_rows_that_decode_leave_of_it_and_at_most_a_layer_more(chunks, decoding):
+    left = max(1, 64 - decoding)
+    *steps, _ = read = between_steps(Allowance(64), chunks, decoding)
+    assert sum(read) == pytest.approx(sum(chunks))
+    assert all(left <= tokens + 1e-6 and tokens <= left + max(chunks) / LAYERS + 1e-6 for tokens in steps)
 
 
 def test_nothing_is_saved_while_nobody_reads():
     allowance = Allowance(64)
     for _ in range(100):
         allowance.begin(decoding=4)
-    assert not allowance.covers(61)
-    assert allowance.covers(60)
+    allowance.spend(59)
+    assert not allowance.spent
+    allowance.spend(1)
+    assert allowance.spent
 
 
-def test_however_many_rows_decode_a_chunk_comes_to_be_read():
-    assert steps(Allowance(8), [3], decoding=1000, count=3) == [[], [], [3]]
-
-
-def test_if_nothing_decodes_the_first_chunk_may_be_of_any_size():
-    assert steps(Allowance(8), [512, 4, 4, 4], decoding=0, count=2) == [[512], [4, 4]]
+def test_before_the_first_step_nothing_may_be_read():
+    assert Allowance(64).spent

@@ -94,7 +94,7 @@ def test_tokens_are_read_while_slots_come(kind, policy):
     coming, arrived = Coming(buffers), there.cache.add_row(there.grant)
     incoming = incoming_of(arrived, coming.buffers)
     incoming.begin()
-    logits = there.step.behind(arrived, NEXT, partial(coming.wait, incoming))
+    logits = there.step([arrived], [NEXT], partial(coming.wait, incoming))[0]
     assert torch.equal(logits, here.step([row], [NEXT])[0])
     same(row, arrived)
 
@@ -110,7 +110,7 @@ def test_a_pass_that_was_given_up_is_repeated_once_all_has_come(kind):
     incoming.begin()
     for _ in range(2):
         with pytest.raises(NotYetError):
-            there.step.behind(arrived, NEXT, partial(coming.wait, incoming))
+            there.step([arrived], [NEXT], partial(coming.wait, incoming))[0]
     there.cache.remove_row(before)
     other = there.cache.add_row(there.grant)
     there.turn(other, list(IDS), 5)

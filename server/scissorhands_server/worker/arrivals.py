@@ -13,6 +13,7 @@ import torch
 from scissorhands.cache import ResidentCache
 from scissorhands.errors import CorruptRowError
 from scissorhands.step import ModelStep
+from scissorhands.view import Before
 from scissorhands_server.worker.arriving import LAYER_SECONDS, Arriving, LateError
 from scissorhands_server.worker.task import Task
 
@@ -58,34 +59,44 @@ class Arrivals:
                 return True
         return not self._settle(cache, task, arriving)
 
-    def read(self, cache: ResidentCache, task: Task, tokens: int) -> torch.Tensor | None:
+    def read(self, cache: ResidentCache, task: Task, tokens: int, before: Before) -> torch.Tensor | None:
         """Read a chunk of a task's prompt, for which there is room, and keep the boundary behind it if it is wanted.
 
         Args:
             cache: Where its row lives.
             task: The task.
             tokens: Tokens of the chunk.
+            before: Called before each layer of the model.
 
         Returns:
             ``[vocabulary]`` float32 logits after the last of them; None if the row is not there yet.
         """
         row, arriving = task.seat, task.arriving
         ids = task.ids[row.step : row.step + tokens]
-        began = time.monotonic()
-        if arriving is None:
-            logits = self._step([row], [ids])[0]
-        else:
-            try:
-                logits = self._step.behind(row, ids, arriving.wait)
-            except LateError:
-                arriving.late = True
-                return None
-            except CorruptRowError:
-                self._lose(cache, task, arriving, corrupt=True)
-                return None
+        began, others = time.monotonic(), 0.0
+
+        def ready(layer: int) -> None:
+            nonlocal others
+            since = time.monotonic()
+            before(layer)
+            others += time.monotonic() - since
+            if arriving:
+                arriving.wait(row.pool.parts(layer)[-1])
+
+        try:
+            logits = self._step([row], [ids], ready)[0]
+        except LateError:
+            assert arriving is not None
+            arriving.late = True
+            return None
+        except CorruptRowError:
+            assert arriving is not None
+            self._lose(cache, task, arriving, corrupt=True)
+            return None
+        if arriving:
             self._arrived(task, arriving)
         if task.prefix:
-            task.prefix.passed(row, tokens, None if arriving else time.monotonic() - began)
+            task.prefix.passed(row, tokens, None if arriving else time.monotonic() - began - others)
         return logits
 
     def _can_read_on(self, task: Task, arriving: Arriving) -> bool:

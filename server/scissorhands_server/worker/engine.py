@@ -1,8 +1,8 @@
 """The engine: one thread that steps all running rows together.
 
-Each turn frees the rows of streams that went away, gives rows to waiting requests, reads as many chunks of prompts as
-the step's allowance covers, decodes one token of every row whose prompt has been read, and lets a shadow read if there
-is time. The scheduler decides who gets a row, who makes room for it, and whose prompt is read.
+Each turn frees the rows of streams that went away, gives rows to waiting requests, reads a chunk of a prompt or, once
+the step's allowance for that is spent, decodes one token of every row whose prompt has been read, and lets a shadow
+read if there is time. The scheduler decides who gets a row, who makes room for it, and whose prompt is read.
 """
 
 import logging
@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 
 import torch
 
@@ -40,8 +41,8 @@ IDLE_SECONDS = 0.5
 Ended = Callable[[Task, bool], None]
 
 
-class _BrokenCacheError(Exception):
-    """A row could not be freed: what the cache holds of the others is not certain any more."""
+class _BrokenTurnError(Exception):
+    """What failed is not one task's own, such as freeing a row: what the cache holds of others is not certain then."""
 
 
 class Engine:
@@ -188,18 +189,18 @@ class Engine:
         began = time.monotonic()
         self._sweep()
         self._admit()
-        self._prefill()
-        self._decode()
+        if self._allowance.spent or not self._read():
+            self._decode()
         for task in self._shadows.work(time.monotonic() - began, busy=self._scheduler.busy):
             self._deliver(task)
         self._report()
 
-    def _sweep(self) -> None:
-        """Drop tasks whose streams went away."""
+    def _sweep(self, besides: Task | None = None) -> None:
+        """Drop tasks whose streams went away, ``besides`` one that is in the midst of a forward pass."""
         with self._work:
-            gone = [task for task in self._scheduler.waiting if task.cancelled]
-        gone += [task for task in [*self._scheduler.running, *self._shadows.waited_for] if task.cancelled]
-        for task in gone:
+            waiting = [task for task in self._scheduler.waiting if task.cancelled]
+        held = [task for task in [*self._scheduler.running, *self._shadows.waited_for] if task is not besides]
+        for task in [*waiting, *(task for task in held if task.cancelled)]:
             self._free(task, keep_evicted=False)
             self._metrics.ended("cancelled")
 
@@ -240,30 +241,41 @@ class Engine:
             if task.shadowed and task.row.epoch:  # It has evicted in an earlier turn: it is no full cache now.
                 self._shadows.begin(task)
 
-    def _prefill(self) -> None:
-        """Read chunks of prompts as far as the step's allowance goes; what waits for something is passed over."""
-        passed: set[Task] = set()
-        decoding = len(self._decoding())
-        self._allowance.begin(decoding)
-        while ready := [task for task in self._scheduler.reading() if task not in passed]:
-            task = ready[0]
+    def _read(self) -> bool:
+        """Read a chunk of the prompt whose turn it is, passing over those that wait; False if there is none to read."""
+        ready = self._scheduler.reading()
+        for task in ready:
+            alone = task is ready[-1] and not self._decoding()
             with self._guard([task]):
-                unread = task.unread
-                if not self._allowance.covers(task.seat.next_chunk(unread)):
-                    return
-                alone = not decoding and len(ready) == 1
-                logits = self._reader.read(self._cache, task, self._scheduler.running, alone=alone)
+                pause = partial(self._pause, task)
+                logits = self._reader.read(self._cache, task, self._scheduler.running, pause, alone=alone)
                 if logits is None:
-                    passed.add(task)
                     continue
-                self._allowance.spend(unread - task.unread)
                 self._scheduler.has_read(task)
                 if task.prefilled:
                     self._accept(task, logits)
+            return True
+        return False
+
+    def _pause(self, reading: Task, tokens: float) -> None:
+        """Spend some of the step's allowance on a prompt; if none is left, the rows that decode have their step first.
+
+        Args:
+            reading: Whose prompt it is. It is in the midst of a forward pass.
+            tokens: What is read next, in tokens.
+        """
+        if self._allowance.spent and self._decoding():
+            try:
+                self._sweep(besides=reading)
+                self._decode()
+            except Exception as error:  # A boundary: whatever it is, it is not the prompt's fault.
+                raise _BrokenTurnError from error
+        self._allowance.spend(tokens)
 
     def _decode(self) -> None:
-        """Decode one token of every row whose prompt has been read."""
+        """Decode one token of every row whose prompt has been read, and let prompts be read again."""
         began, held = time.monotonic(), []
+        self._allowance.begin(len(self._decoding()))
         for task in self._decoding():
             with self._guard([task]):
                 self._answers.evicted(task, self._cache.prepare_decode(task.seat))
@@ -323,7 +335,7 @@ class Engine:
         """End tasks with an error if their own work fails; the engine and all others go on."""
         try:
             yield
-        except _BrokenCacheError:
+        except _BrokenTurnError:
             raise
         except ScissorhandsError as error:
             self._fail(tasks, error)
@@ -369,7 +381,7 @@ class Engine:
             try:
                 self._cache.remove_row(task.row)
             except Exception as error:  # A boundary: rows may have moved in some layers and not in others.
-                raise _BrokenCacheError from error
+                raise _BrokenTurnError from error
             task.row = None
         if task.recall:
             task.recall.drop()

@@ -1,7 +1,7 @@
 """Reading prompts, a chunk at a time, without holding up whoever can go on meanwhile."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
@@ -45,13 +45,16 @@ class Reader:
         self._metrics = metrics
         self._plan_deadline = plan_deadline
 
-    def read(self, cache: ResidentCache, task: Task, running: Sequence[Task], *, alone: bool) -> torch.Tensor | None:
+    def read(
+        self, cache: ResidentCache, task: Task, running: Sequence[Task], pause: Callable[[float], None], *, alone: bool
+    ) -> torch.Tensor | None:
         """Read the next chunk of a task's prompt.
 
         Args:
             cache: What its row lives in.
             task: The task.
             running: All tasks that have a row.
+            pause: Called before each layer of the model with what it costs, in tokens: its share of the chunk.
             alone: Whether nobody else can go on while it waits.
 
         Returns:
@@ -70,7 +73,8 @@ class Reader:
         tokens = self._recalls.part_of(task, tokens, remaining)
         if tokens == remaining and self._recalls.holds(cache, task, tokens, running):
             return None
-        logits = self._arrivals.read(cache, task, tokens)
+        share = tokens / row.pool.model_layers
+        logits = self._arrivals.read(cache, task, tokens, lambda _: pause(share))
         if logits is None:
             return None
         self._metrics.prompt_tokens.inc(tokens)

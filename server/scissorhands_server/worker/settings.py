@@ -70,7 +70,7 @@ class WorkerSettings(ServingSettings):
         ge=0,
         le=65536,
         description="Tokens of one step: one for each request that decodes, the rest for prompts. A chunk of a prompt "
-        f"that is larger waits some steps. 0: {CPU_STEP_TOKENS} on the CPU, {GPU_STEP_TOKENS} elsewhere.",
+        f"that is larger is read over several steps. 0: {CPU_STEP_TOKENS} on the CPU, {GPU_STEP_TOKENS} elsewhere.",
     )
     priority_aging: float = Field(
         default=30.0,
