@@ -47,12 +47,13 @@ def encode_segment(
     """
     sections = []
     summary = b"" if exact_keys is None else _summary(layers, exact_keys)
-    for slots in layers:
+    exact = [index for index, slots in enumerate(layers) if not slots.packed]
+    encoded_keys = dict(zip(exact, codec.keys.encode_each([layers[index].keys for index in exact]), strict=True))
+    encoded_values = dict(zip(exact, codec.values.encode_each([layers[index].values for index in exact]), strict=True))
+    for index, slots in enumerate(layers):
         positions = slots.positions.cpu().numpy().astype(_POSITION)
-        if slots.packed:
-            keys, values = slots.keys.cpu().numpy(), slots.values.cpu().numpy()
-        else:
-            keys, values = codec.keys.encode(slots.keys).cpu().numpy(), codec.values.encode(slots.values).cpu().numpy()
+        keys = encoded_keys.get(index, slots.keys).cpu().numpy()
+        values = encoded_values.get(index, slots.values).cpu().numpy()
         for head in range(len(positions)):
             data = positions[head].tobytes() + keys[head].tobytes() + values[head].tobytes()
             sections.append((positions.shape[1], data))

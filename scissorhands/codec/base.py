@@ -2,7 +2,7 @@
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -34,6 +34,10 @@ class VectorCodec(ABC):
         Raises:
             InvalidRequestError: A number is not finite.
         """
+
+    def encode_each(self, blocks: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Encode several blocks, the number of whose vectors may differ. Raises as :meth:`encode` does."""
+        return [self.encode(block) for block in blocks]
 
     @abstractmethod
     def decode(self, data: torch.Tensor, count: int, head_dim: int, dtype: torch.dtype) -> torch.Tensor:
@@ -110,6 +114,16 @@ class RowCodec(VectorCodec):
         require_finite(vectors)
         tiles = [self.encode_rows(vectors[..., place, :]) for place in tiles_of(vectors, vectors.shape[-1], _TILE)]
         return (tiles[0] if len(tiles) == 1 else torch.cat(tiles, dim=-2)).flatten(-2)
+
+    def encode_each(self, blocks: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Encode all blocks as one, unless each head is encoded in its own way: many small ones take long to begin."""
+        if self.of_head(0) is not self or not blocks:
+            return super().encode_each(blocks)
+        encoded = self.encode(torch.cat([block.flatten(0, -2) for block in blocks]))
+        head_dim, dtype = blocks[0].shape[-1], blocks[0].dtype
+        rows = encoded.view(-1, self.row_bytes(head_dim, dtype))
+        parts = torch.split(rows, [block.shape[:-1].numel() for block in blocks])
+        return [part.view(*block.shape[:-2], -1) for part, block in zip(parts, blocks, strict=True)]
 
     def decode(self, data: torch.Tensor, count: int, head_dim: int, dtype: torch.dtype) -> torch.Tensor:
         """Decode row after row."""
