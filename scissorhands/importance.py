@@ -7,7 +7,10 @@ received the most between the two. Chance gives one half, perfect persistence on
 A layer of which a snapshot has no slots, because it attends within a window of its own, is left out everywhere.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -93,10 +96,15 @@ def tally(snapshot: Snapshot, plan: Plan, before: Tally | None) -> Tally:
 def attention(snapshot: Snapshot) -> Attention:
     """Return what must be remembered of a snapshot to compare it with the next."""
     layers = [layer for layer in snapshot.layers if layer.length]
+    # All layers at once: there may be one for each KV head.
+    positions = pack(_flat([layer.positions for layer in layers]))
+    mass = _flat([layer.signals["mass"] for layer in layers]).astype(np.float32, copy=False)
+    ends = list(accumulate((layer.positions.size for layer in layers), initial=0))
+    places = [(slice(*ends), layer.positions.shape) for ends, layer in zip(pairwise(ends), layers, strict=True)]
     return Attention(
         step=snapshot.step,
-        positions=tuple(pack(layer.positions) for layer in layers),
-        mass=tuple(layer.signals["mass"].astype(np.float32) for layer in layers),
+        positions=tuple(positions[place].reshape(shape) for place, shape in places),
+        mass=tuple(mass[place].reshape(shape) for place, shape in places),
     )
 
 
@@ -116,28 +124,38 @@ def recent_mass_dropped(snapshot: Snapshot, plan: Plan, before: Attention | None
         Of the attention of the queries between the two snapshots (or since the start), in all layers and heads, the
         share that lay on slots that the plan drops; between 0 and 1.
     """
-    dropped, queries = 0.0, 0
-    since = before.step if before else 0
     decided = [(layer, keep) for layer, keep in zip(snapshot.layers, plan.keep, strict=True) if layer.length]
-    for index, (layer, keep) in enumerate(decided):
-        heads, slots = np.nonzero(~keep)
-        received = layer.signals["mass"][heads, slots].astype(np.float64)
-        if before is not None:
-            old = _keys(before.positions[index])
-            wanted = _keys(layer.positions)[heads, slots]
-            place = np.minimum(np.searchsorted(old.ravel(), wanted), old.size - 1)
-            known = old.ravel()[place] == wanted
-            received[known] -= before.mass[index].ravel()[place][known]
-        dropped += float(received.sum())
-        queries += (snapshot.step - since) * keep.shape[0]
+    queries = (snapshot.step - (before.step if before else 0)) * sum(len(keep) for _, keep in decided)
+    if queries == 0:
+        return 0.0
+    # All layers at once: there may be one for each KV head.
+    gone = np.flatnonzero(~_flat([keep for _, keep in decided]))
+    received = _flat([layer.signals["mass"] for layer, _ in decided])[gone].astype(np.float64)
+    if before is not None:
+        old = _keys(before.positions)
+        wanted = _keys([layer.positions for layer, _ in decided])[gone]
+        place = np.minimum(np.searchsorted(old, wanted), old.size - 1)
+        known = old[place] == wanted
+        received[known] -= _flat(before.mass)[place[known]]
     # Masses are sums of many float32 numbers; their difference may be a rounding error below zero.
-    return min(1.0, max(0.0, dropped / queries)) if queries else 0.0
+    return min(1.0, max(0.0, float(received.sum()) / queries))
 
 
-def _keys(positions: npt.NDArray[np.generic]) -> npt.NDArray[np.int64]:
-    """Return ``[kv_heads, n]`` numbers that tell slots of all heads apart and ascend in row-major order."""
-    heads = np.arange(len(positions), dtype=np.int64).reshape(-1, 1)
-    return positions.astype(np.int64) + (heads << 32)
+def _flat(arrays: Sequence[npt.NDArray[np.generic]]) -> npt.NDArray[Any]:
+    """Return the numbers of all arrays, one after the other."""
+    return np.concatenate([array.ravel() for array in arrays]) if arrays else np.empty(0, np.float32)
+
+
+def _keys(positions: Sequence[npt.NDArray[np.generic]]) -> npt.NDArray[np.int64]:
+    """Return numbers that tell the slots of all layers and heads apart; they ascend.
+
+    Args:
+        positions: ``[kv_heads, n]`` of each layer.
+    """
+    slots = [layer.shape[1] for layer in positions for _ in range(layer.shape[0])]
+    heads = np.repeat(np.arange(len(slots), dtype=np.int64) << 32, slots)
+    keys: npt.NDArray[np.int64] = heads + _flat(positions)
+    return keys
 
 
 def persistence(before: Attention, after: Attention) -> tuple[float, ...]:
