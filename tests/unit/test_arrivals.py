@@ -81,7 +81,7 @@ class Stage:
         return self.arrivals.holds(self.there.cache, self.seated(), alone=alone)
 
     def read(self):
-        return self.arrivals.read(self.there.cache, self.seated(), len(NEXT))
+        return self.arrivals.read(self.there.cache, self.seated(), len(NEXT), lambda layer: None)
 
     def expected(self):
         return self.here.step([self.row], [NEXT])[0]
