@@ -55,7 +55,7 @@ PARTS: Steps = {
     "snapshot": ((ResidentCache, "snapshot"),),
     "plan": ((scissorhands.cache, "plan"),),
     # Copies of what goes and moves of what stays, and the rest of an eviction.
-    "compaction": ((LayerPool, "evict"),),
+    "compaction": ((scissorhands.cache, "evict"),),
     "eviction": ((ResidentCache, "prepare_decode"),),
     "sampling": ((torch.Tensor, "argmax"),),
 }

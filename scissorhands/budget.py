@@ -340,7 +340,8 @@ def slots_to_drop(
     if all(over <= 0 for n, over in zip(used, overflow, strict=True) if n):
         return [0] * len(overflow)
     drop = parameters.drop
+    exempt = {b: parameters.within(b).exempt for b in set(budgets)}
     return [
-        max(over, min(drop, n - parameters.within(b).exempt), 0) if n and over > 1 - drop else 0
+        max(over, min(drop, n - exempt[b]), 0) if n and over > 1 - drop else 0
         for n, over, b in zip(used, overflow, budgets, strict=True)
     ]

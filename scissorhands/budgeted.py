@@ -169,8 +169,8 @@ class BudgetedCache(StepView):
     def _make_room_for_one(self, rows: list[Row]) -> None:
         for row in rows:
             eviction = self._resident.prepare_decode(row)
-            for taken in eviction.layers if eviction else ():
-                self._count(taken)
+            if eviction:
+                self._count(*eviction.layers)
 
     def _read(self, index: int, layer: int, new: NewTokens) -> torch.Tensor:
         """Let one layer of a row's pool read a prompt, or a part of one, chunk by chunk."""
@@ -196,11 +196,11 @@ class BudgetedCache(StepView):
         snapshot = Snapshot(row.epoch, step, ahead=0, incoming=chunk.tokens, layers=(evidence,), prompt=prompt)
         parameters = row.grant.parameters.within(row.grant.layer_slots[layer])
         keep = self._policy.keep(evidence, chunk.drops[layer], parameters, snapshot)
-        self._count(self._resident.drop(row, layer, keep))
+        self._count(*self._resident.drop(row, [keep], [layer]))
 
-    def _count(self, taken: Slots) -> None:
-        self.evicted_slots += taken.positions.numel()
-        self.mass_dropped += float(taken.mass.sum())
+    def _count(self, *layers: Slots) -> None:
+        self.evicted_slots += sum(taken.positions.numel() for taken in layers)
+        self.mass_dropped += sum(float(taken.mass.sum()) for taken in layers)
 
 
 def _chunks(row: Row, tokens: int) -> list[_Chunk]:

@@ -13,6 +13,8 @@ import torch
 
 from scissorhands.budget import Grant, ModelShape, slots_to_drop
 from scissorhands.codec import Statistics
+from scissorhands.compaction import evict
+from scissorhands.evidence import evidence_of
 from scissorhands.plan import plan
 from scissorhands.pool import Pool
 from scissorhands.row import Eviction, Pending, PendingPlan, Phase, Planner, PlanSource, Row
@@ -127,27 +129,30 @@ class ResidentCache:
             layers: The layers of its pool to look at; None means all.
         """
         chosen = range(len(row.pool.layers)) if layers is None else layers
-        evidence = tuple(row.pool.layers[layer].evidence(row.index, row.lengths[layer], row.step) for layer in chosen)
+        pools, lengths = [row.pool.layers[layer] for layer in chosen], [row.lengths[layer] for layer in chosen]
+        evidence = evidence_of(pools, row.index, lengths, row.step)
         return Snapshot(row.epoch, row.step, ahead, incoming, evidence, row.prompt)
 
-    def drop(self, row: Row, layer: int, keep: Keep) -> Slots:
-        """Evict from one layer of a row, in place.
+    def drop(self, row: Row, keep: Sequence[Keep], layers: Sequence[int] | None = None) -> tuple[Slots, ...]:
+        """Evict from layers of a row, in place.
 
         Args:
             row: The row.
-            layer: Index of the layer in its pool.
-            keep: ``[kv_heads, n]`` over the slots of the snapshot, equally many True in each head; newer slots stay.
-                Of a sliding layer a snapshot has no slots, so nothing is evicted from it.
+            keep: Of each layer ``[kv_heads, n]`` over the slots of the snapshot, equally many True in each head; newer
+                slots stay. Of a sliding layer a snapshot has no slots, so nothing is evicted from it.
+            layers: The layers of its pool; None means all.
 
         Returns:
-            The evicted slots.
+            The evicted slots of each of them.
         """
-        pool, length = row.pool.layers[layer], row.lengths[layer]
-        taken = pool.evict(row.index, length, keep)
-        if dropped := taken.positions.shape[1]:
-            row.lengths[layer] = length - dropped
-            pool.fold(row.index, length - dropped, taken)
-        return taken
+        chosen = range(len(row.pool.layers)) if layers is None else layers
+        pools = [row.pool.layers[layer] for layer in chosen]
+        evicted = evict(pools, row.index, [row.lengths[layer] for layer in chosen], keep)
+        for layer, pool, taken in zip(chosen, pools, evicted, strict=True):
+            if dropped := taken.positions.shape[1]:
+                row.lengths[layer] -= dropped
+                pool.fold(row.index, row.lengths[layer], taken)
+        return tuple(evicted)
 
     def _submit(self, row: Row, snapshot: Snapshot) -> PendingPlan | None:
         return self._planner.submit(row, snapshot) if self._planner else None
@@ -162,7 +167,7 @@ class ResidentCache:
             decided = plan(row.grant, snapshot)
             source = PlanSource.LOCAL
         step = row.step
-        taken = tuple(self.drop(row, layer, keep) for layer, keep in enumerate(decided.keep))
+        taken = self.drop(row, decided.keep)
         row.pending = None
         row.epoch += 1
         return Eviction(row, phase, source, snapshot, decided, row.epoch - 1, step, taken, waited)
@@ -175,7 +180,7 @@ def _fits(decided: Plan, row: Row, snapshot: Snapshot) -> bool:
     lengths = [layer.length for layer in snapshot.layers]
     drops = slots_to_drop(lengths, row.grant.layer_slots, row.grant.parameters, snapshot.incoming, snapshot.ahead)
     return all(
-        keep.shape == layer.positions.shape and bool(np.all((~keep).sum(axis=1) == drop))
+        keep.shape == layer.positions.shape and all(np.count_nonzero(head) == layer.length - drop for head in keep)
         for keep, layer, drop in zip(decided.keep, snapshot.layers, drops, strict=True)
     )
 

@@ -1,56 +1,96 @@
-"""Parting the slots of a row: what an eviction keeps goes to the front, in the order that it has; the rest is taken."""
+"""Compaction: what an eviction keeps of a row goes to the front, in the order that it has; the rest is taken out."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
-from scissorhands.compiled import compiled
+from scissorhands.layer_pool import LayerPool
+from scissorhands.memory import Tensors, addresses_of, part, slot_bytes, slots_of
+from scissorhands.slots import Slots
 from scissorhands.snapshot import Keep
 
-Words = tuple[npt.NDArray[np.integer], ...]
+# Of a layer's tensors, those of which an eviction takes slots out: keys, values, positions, mass; and the first that
+# holds evidence.
+_TAKEN = 4
+_EVIDENCE = 3
 
 
-def part(tensors: Sequence[torch.Tensor], keep: Keep, length: int, taken: int, words: Words = ()) -> list[torch.Tensor]:
-    """Move what is kept to the front of each of a row's tensors, in place, and copy out what is not.
-
-    An eviction drops few slots of many, so on the host slot after slot is moved where it goes, if that is elsewhere. On
-    a device it is the number of operations that costs.
+def evict(layers: Sequence[LayerPool], row: int, lengths: Sequence[int], keep: Sequence[Keep]) -> list[Slots]:
+    """Take slots out of layers of a row; those that stay move to the front, and the rest of the row is free.
 
     Args:
-        tensors: ``[H, B, ...]`` each.
-        keep: ``[H, n]`` over the first n slots, equally many True in each head; newer slots stay.
-        length: Slots in use, at least n.
-        taken: Of how many of the tensors, the first ones, what is not kept is wanted.
-        words: The tensors' :func:`words_of`, if they are at hand.
+        layers: Layers of one pool.
+        row: The row.
+        lengths: Of each layer its slots in use.
+        keep: Of each layer ``[H, n]`` over its first n slots, equally many True in each head; newer ones stay. Of a
+            sliding layer a plan knows no slots: what leaves its window is of no use to anybody.
 
     Returns:
-        ``[H, d, ...]`` of each of these.
+        Of each layer a copy of what was evicted.
     """
-    if tensors[0].is_cpu:
-        return part_on_host(tensors, keep, length, taken, words)
-    return part_on_device(tensors, keep, length, taken)
+    part_layers = part_on_host if layers[0].keys.is_cpu else part_on_device
+    found: dict[int, Slots] = {}
+    alike: dict[tuple[int, int, int], list[int]] = {}
+    for index, (layer, own) in enumerate(zip(layers, keep, strict=True)):
+        if dropped := dropped_by(own):
+            alike.setdefault((dropped, layer.keys.shape[3], layer.values.shape[3]), []).append(index)
+        else:
+            found[index] = layer.no_slots()
+    for indices in alike.values():
+        tensors, own_keep, own_lengths = zip(
+            *((layers[index].of_row(row), keep[index], lengths[index]) for index in indices), strict=True
+        )
+        parted = part_layers(tensors, own_keep, own_lengths, _TAKEN, _EVIDENCE)
+        for index, (keys, values, positions, mass) in zip(indices, parted, strict=True):
+            found[index] = Slots(keys, values, positions, mass, packed=layers[index].codec is not None)
+    return [found[index] for index in range(len(layers))]
 
 
 def part_on_host(
-    tensors: Sequence[torch.Tensor], keep: Keep, length: int, taken: int, words: Words = ()
-) -> list[torch.Tensor]:
-    """Do so slot by slot, all tensors in one call."""
-    words = words or words_of(tensors)
-    dropped = keep.shape[1] - np.count_nonzero(keep[0])
-    word = torch.int32 if words[0].dtype == np.int32 else torch.uint8
-    found = [torch.empty(len(keep), dropped, held.shape[2], dtype=word) for held in words[:taken]]
-    _part(words, tuple(own.numpy() for own in found), keep, length)
-    return [
-        own.view(tensor.dtype).view(len(keep), dropped, *tensor.shape[2:])
-        for own, tensor in zip(found, tensors, strict=False)
+    layers: Sequence[Tensors], keep: Sequence[Keep], lengths: Sequence[int], taken: int, cleared: int
+) -> list[list[torch.Tensor]]:
+    """Part the slots of several layers of a row, in place, all of them in one call.
+
+    Args:
+        layers: Of each layer tensors ``[H, B, ...]``, contiguous; layers are alike in all but B.
+        keep: Of each layer ``[H, n]`` over its first n slots. Every head of every layer drops equally many; newer slots
+            stay.
+        lengths: Of each layer its slots in use, at least n.
+        taken: Of how many of the tensors, the first ones, what is not kept is wanted.
+        cleared: The first of the tensors of which what becomes free is set to zero.
+
+    Returns:
+        Of each layer ``[H, d, ...]`` of each of the tensors that are wanted.
+    """
+    first = layers[0]
+    heads, dropped = len(first[0]), dropped_by(keep[0])
+    found = [
+        torch.empty(len(layers), heads, dropped, *held.shape[2:], dtype=held.dtype, device=held.device)
+        for held in first[:taken]
     ]
+    decided = np.array([own.shape[1] for own in keep])
+    targets = np.array([own.data_ptr() for own in found])
+    part(
+        addresses_of(layers), slot_bytes(first), slots_of(layers), np.array(lengths),
+        np.concatenate([own.ravel() for own in keep]), decided, targets, (heads, dropped, cleared),
+    )  # fmt: skip
+    return [list(own) for own in zip(*(each.unbind() for each in found), strict=True)]
 
 
-def part_on_device(tensors: Sequence[torch.Tensor], keep: Keep, length: int, taken: int) -> list[torch.Tensor]:
-    """Do so in two operations a tensor."""
+def part_on_device(
+    layers: Sequence[Tensors], keep: Sequence[Keep], lengths: Sequence[int], taken: int, cleared: int
+) -> list[list[torch.Tensor]]:
+    """Do so in two operations a tensor, of which the number counts on a device."""
+    return [_part_layer(*each, taken, cleared) for each in zip(layers, keep, lengths, strict=True)]
+
+
+def dropped_by(keep: Keep) -> int:
+    """Return how many slots each head of a layer drops."""
+    return int(keep.shape[1] - np.count_nonzero(keep[0]))
+
+
+def _part_layer(tensors: Tensors, keep: Keep, length: int, taken: int, cleared: int) -> list[torch.Tensor]:
     heads, decided = keep.shape
     staying = np.ones((heads, length), dtype=bool)
     staying[:, :decided] = keep
@@ -61,43 +101,14 @@ def part_on_device(tensors: Sequence[torch.Tensor], keep: Keep, length: int, tak
     found = _gather(tensors[:taken], gone)
     for held, moved in zip(tensors, _gather(tensors, kept), strict=True):
         held[:, : kept.shape[1]] = moved
+    for state in tensors[cleared:]:
+        state[:, kept.shape[1] : length].zero_()
     return found
 
 
-def _gather(tensors: Sequence[torch.Tensor], slots: torch.Tensor) -> list[torch.Tensor]:
+def _gather(tensors: Tensors, slots: torch.Tensor) -> list[torch.Tensor]:
     """Copy slots ``[H, d]`` of each of a row's tensors ``[H, B, ...]``: ``[H, d, ...]`` each."""
     heads, capacity = tensors[0].shape[:2]
     # Selecting along one dimension copies whole slots, where an index for each of two copies them number by number.
     chosen = (slots + capacity * torch.arange(heads, device=slots.device).unsqueeze(1)).flatten()
     return [held.flatten(0, 1).index_select(0, chosen).view(*slots.shape, *held.shape[2:]) for held in tensors]
-
-
-def words_of(tensors: Sequence[torch.Tensor]) -> Words:
-    """Return tensors of the host as ``[H, B, words of a slot]`` each, in the same memory, whatever their number types.
-
-    Words are int32, which move faster than bytes, or uint8 where a slot's bytes are no multiple of four.
-    """
-    sizes = [tensor.shape[2:].numel() * tensor.element_size() for tensor in tensors]
-    word = torch.uint8 if any(size % 4 for size in sizes) else torch.int32
-    # By way of bytes: those of several elements may make one word.
-    return tuple(
-        tensor.view(*tensor.shape[:2], tensor.shape[2:].numel()).view(torch.uint8).view(word).numpy()
-        for tensor in tensors
-    )
-
-
-@compiled
-def _part(held: Any, taken: Any, keep: Any, length: int) -> None:
-    heads, decided = keep.shape
-    for index in range(len(held)):
-        for head in range(heads):
-            slots = held[index][head]
-            target, gone = 0, 0
-            for slot in range(length):
-                if slot >= decided or keep[head, slot]:
-                    if target < slot:
-                        slots[target] = slots[slot]
-                    target += 1
-                elif index < len(taken):
-                    taken[index][head, gone] = slots[slot]
-                    gone += 1

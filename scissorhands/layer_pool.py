@@ -8,11 +8,10 @@ import torch
 
 from scissorhands.attended import TILE, Attended, PackedAttended
 from scissorhands.codec.base import EXACT_LAYOUT, Layout, RowCodec, VectorCodec
-from scissorhands.compaction import Words, part, words_of
 from scissorhands.merging import fold, match, rates
 from scissorhands.signals import Observation, Resident, Signal, Weight, add_mass
 from scissorhands.slots import Slots
-from scissorhands.snapshot import Keep, LayerEvidence
+from scissorhands.snapshot import LayerEvidence
 from scissorhands.span import Span
 
 
@@ -21,13 +20,6 @@ class LayerCodec(NamedTuple):
 
     keys: RowCodec
     values: RowCodec
-
-
-class _RowTensors(NamedTuple):
-    """A row of each of a layer's tensors, ``[H, B, ...]``, and the words of these, if they are in the host's memory."""
-
-    tensors: list[torch.Tensor]
-    words: Words
 
 
 class LayerPool:
@@ -60,6 +52,8 @@ class LayerPool:
     ) -> None:
         self.signals = signals
         self._weight = next((index for index, signal in enumerate(signals) if isinstance(signal, Weight)), None)
+        # Whether evidence can be copied as it is kept.
+        self.plain = bool(signals) and all(signal.is_its_state for signal in signals)
         self.codec = codec
         self.head_dim, self.dtype = head_dim, dtype
         shape = (rows, kv_heads, slots)
@@ -73,7 +67,7 @@ class LayerPool:
         self.positions = torch.zeros(rows, kv_heads, slots, dtype=torch.int32, device=device)
         self.states = [signal.allocate(rows, kv_heads, slots, device) for signal in signals]
         # To find a row's share of each tensor takes longer than what is then done with it; it goes with their memory.
-        self._rows: dict[int, _RowTensors] = {}
+        self._rows: dict[int, list[torch.Tensor]] = {}
 
     def tensors(self) -> Iterator[torch.Tensor]:
         """Yield every tensor that holds a share of each slot."""
@@ -142,7 +136,7 @@ class LayerPool:
 
     def evidence(self, row: int, length: int, step: int) -> LayerEvidence:
         """Copy the evidence of a row's ``length`` slots to the host, once it has seen ``step`` tokens."""
-        keys, values, positions, *states = (tensor[:, :length] for tensor in self._row(row).tensors)
+        keys, values, positions, *states = (tensor[:, :length] for tensor in self.of_row(row))
         resident = Resident(keys, values, positions, step)
         signals = {
             signal.name: signal.value(state, resident).cpu().numpy()
@@ -152,22 +146,11 @@ class LayerPool:
         signals = {name: np.array(value) for name, value in signals.items()}
         return LayerEvidence(positions=np.array(resident.positions.cpu().numpy()), signals=signals)
 
-    def evict(self, row: int, length: int, keep: Keep) -> Slots:
-        """Take slots out of a row; those that stay move to the front, and the rest of the row is free.
-
-        Args:
-            row: The row.
-            length: Slots in use.
-            keep: ``[H, n]`` over its first n slots, equally many True in each head; newer ones stay.
-
-        Returns:
-            A copy of what was evicted.
-        """
-        tensors, words = self._row(row)
-        keys, values, positions, mass = part(tensors, keep, length, 4, words)
-        for state in tensors[3:]:
-            state[:, length - positions.shape[1] : length].zero_()
-        return Slots(keys, values, positions, mass, packed=self.codec is not None)
+    def no_slots(self) -> Slots:
+        """Return what an eviction takes that takes nothing."""
+        keys, values = (held.new_zeros(held.shape[1], 0, held.shape[3]) for held in (self.keys, self.values))
+        mass = torch.zeros(len(keys), 0, device=keys.device)
+        return Slots(keys, values, self.positions.new_zeros(len(keys), 0), mass, packed=self.codec is not None)
 
     def fold(self, row: int, length: int, evicted: Slots) -> None:
         """Fold evicted slots into the ``length`` that a row keeps, if its policy says so."""
@@ -229,8 +212,8 @@ class LayerPool:
         self._rows.clear()
         self.keys, self.values, self.positions, *self.states = tensors
 
-    def _row(self, row: int) -> _RowTensors:
+    def of_row(self, row: int) -> list[torch.Tensor]:
+        """Return a row's share ``[H, B, ...]`` of each of :meth:`tensors`."""
         if row not in self._rows:
-            tensors = [tensor[row] for tensor in self.tensors()]
-            self._rows[row] = _RowTensors(tensors, words_of(tensors) if self.keys.is_cpu else ())
+            self._rows[row] = [tensor[row] for tensor in self.tensors()]
         return self._rows[row]

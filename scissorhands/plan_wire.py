@@ -131,8 +131,8 @@ def read_plan(message: plan_pb2.Plan, snapshot: Snapshot) -> Plan:
         if len(layer.keep) != heads * row_bytes:
             raise InvalidRequestError("plan.layers.keep", f"is {len(layer.keep)} bytes, not {heads * row_bytes}")
         bits = np.frombuffer(layer.keep, dtype=np.uint8).reshape(heads, row_bytes)
-        kept = np.unpackbits(bits, axis=1, count=length, bitorder="little").astype(np.bool_)
-        if np.ptp(kept.sum(axis=1)):
+        kept = np.unpackbits(bits, axis=1, count=length, bitorder="little").view(np.bool_)
+        if len({np.count_nonzero(head) for head in kept}) > 1:
             raise InvalidRequestError("plan.layers.keep", "must keep equally many slots in every head")
         keep.append(kept)
     return Plan(message.epoch, message.step, tuple(keep))

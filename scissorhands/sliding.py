@@ -12,8 +12,6 @@ import torch
 from scissorhands.attended import Attended
 from scissorhands.errors import EngineError, InvalidRequestError
 from scissorhands.layer_pool import LayerPool
-from scissorhands.slots import Slots
-from scissorhands.snapshot import Keep
 from scissorhands.span import Span
 
 
@@ -82,13 +80,6 @@ class SlidingLayer(LayerPool):
         self, span: Span, attention: torch.Tensor, scores: torch.Tensor, kinds: torch.Tensor | None = None
     ) -> None:
         """Learn nothing: nobody decides about these tokens."""
-
-    def evict(self, row: int, length: int, keep: Keep) -> Slots:
-        """Return no slots: what leaves the window is of no use to anybody."""
-        del row, length, keep
-        _, heads, _, head_dim = self.keys.shape
-        nothing = self.keys.new_zeros(heads, 0, head_dim)
-        return Slots(nothing, nothing, self.positions.new_zeros(heads, 0), torch.zeros(heads, 0, device=nothing.device))
 
     def _write(self, span: Span, keys: torch.Tensor, values: torch.Tensor) -> None:
         ring = span.ring(self.slots)

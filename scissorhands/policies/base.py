@@ -74,11 +74,12 @@ class Policy(ABC):
         """Return which slots of ``snapshot`` to keep; a pure function of its arguments."""
         lengths = [layer.length for layer in snapshot.layers]
         drops = slots_to_drop(lengths, layer_slots, parameters, snapshot.incoming, snapshot.ahead)
-        alike: dict[tuple[int, int, EvictionParameters], list[int]] = {}
-        for index, (length, drop, slots) in enumerate(zip(lengths, drops, layer_slots, strict=True)):
-            alike.setdefault((length, drop, parameters.within(slots)), []).append(index)
+        alike: dict[tuple[int, int, int], list[int]] = {}
+        for index, key in enumerate(zip(lengths, drops, layer_slots, strict=True)):
+            alike.setdefault(key, []).append(index)
         keep: dict[int, Keep] = {}
-        for (_, drop, numbers), indices in alike.items():
+        for (_, drop, slots), indices in alike.items():
+            numbers = parameters.within(slots)
             layers = [snapshot.layers[index] for index in indices]
             # A head is decided from its own evidence alone, so all heads of like layers are decided at once.
             kept = self.keep(joined(layers), drop, numbers, snapshot)

@@ -92,9 +92,18 @@ class Signal(ABC):
     def observe(self, state: torch.Tensor, seen: Observation) -> None:
         """Add what new queries saw to ``state`` ``[R, kv_heads, n, ...]``, in place."""
 
-    @abstractmethod
     def value(self, state: torch.Tensor, resident: Resident) -> torch.Tensor:
-        """Return the signal ``[kv_heads, n]`` of one row's state ``[kv_heads, n, ...]`` and of what the row holds."""
+        """Return the signal ``[kv_heads, n]`` of one row's state ``[kv_heads, n, ...]`` and of what the row holds.
+
+        It is the state as it is, unless an author overrides this.
+        """
+        del resident
+        return state
+
+    @property
+    def is_its_state(self) -> bool:
+        """Whether :meth:`value` is the state as it is."""
+        return type(self).value is Signal.value
 
     def recalled(self, state: torch.Tensor, resident: Resident, positions: torch.Tensor) -> torch.Tensor:
         """Return the state ``[d, ...]`` that slots start with which are recalled into one head.

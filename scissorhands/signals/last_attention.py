@@ -2,7 +2,7 @@
 
 import torch
 
-from scissorhands.signals.base import Observation, Resident, Signal
+from scissorhands.signals.base import Observation, Signal
 
 
 class LastAttention(Signal):
@@ -17,8 +17,3 @@ class LastAttention(Signal):
     def observe(self, state: torch.Tensor, seen: Observation) -> None:
         """Put the last of the new queries in the place of what was there."""
         torch.mean(seen.attention[:, :, :, -1], dim=2, out=state)
-
-    def value(self, state: torch.Tensor, resident: Resident) -> torch.Tensor:
-        """Return the attention as it is."""
-        del resident
-        return state

@@ -18,11 +18,6 @@ class Mass(Signal):
         """Add the new queries' attention."""
         add_mass(state, seen.attention)
 
-    def value(self, state: torch.Tensor, resident: Resident) -> torch.Tensor:
-        """Return the mass as it is."""
-        del resident
-        return state
-
     def recalled(self, state: torch.Tensor, resident: Resident, positions: torch.Tensor) -> torch.Tensor:
         """Return what the head's slots got of each query on average, for all queries that could have seen the slot."""
         ages = (resident.step - resident.positions).float()

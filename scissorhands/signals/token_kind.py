@@ -33,11 +33,6 @@ class TokenKinds(Signal):
         for row, (first, kinds) in enumerate(zip(seen.span.lengths, seen.kinds, strict=True)):
             state[row, :, first : first + len(kinds)] = kinds
 
-    def value(self, state: torch.Tensor, resident: Resident) -> torch.Tensor:
-        """Return the kinds as they are."""
-        del resident
-        return state
-
     def recalled(self, state: torch.Tensor, resident: Resident, positions: torch.Tensor) -> torch.Tensor:
         """Return no kind: it is not known any more."""
         del resident

@@ -20,11 +20,6 @@ class Weight(Signal):
     def observe(self, state: torch.Tensor, seen: Observation) -> None:
         """Change nothing: only folding does."""
 
-    def value(self, state: torch.Tensor, resident: Resident) -> torch.Tensor:
-        """Return the logarithms as they are."""
-        del resident
-        return state
-
     def recalled(self, state: torch.Tensor, resident: Resident, positions: torch.Tensor) -> torch.Tensor:
         """Return the weight of one token."""
         del resident

@@ -12,6 +12,7 @@ from support.tiny_models import random_tokens, tiny_model
 from scissorhands.attention import attend
 from scissorhands.budget import BudgetRequest
 from scissorhands.codec import get_codec
+from scissorhands.compaction import evict
 from scissorhands.grant import PolicyRequest, grant
 from scissorhands.layer_pool import LayerCodec, LayerPool
 from scissorhands.merging import fold, match, rates
@@ -83,7 +84,7 @@ def test_queries_get_from_a_folded_slot_what_both_tokens_would_have_given():
     full, folded = pools
     # The queries that saw one of them alone are not to tell: the rates are set equal.
     folded.states[0][0, 0, 1:3] = torch.tensor([0.3, 0.2])
-    taken = folded.evict(0, 4, np.arange(4)[None] != 2)
+    (taken,) = evict([folded], 0, [4], [np.arange(4)[None] != 2])
     folded.fold(0, 3, taken)
     assert_close(step(folded, 3, slice(4, 5)), step(full, 4, slice(4, 5)))
 
@@ -140,7 +141,7 @@ def test_packed_slots_are_folded_like_what_they_stand_for(codec):
         )
     before = packed.values.clone()
     for pool in (packed, exact):
-        taken = pool.evict(0, 12, np.array([np.arange(12) != 9] * 2))
+        (taken,) = evict([pool], 0, [12], [np.array([np.arange(12) != 9] * 2)])
         pool.fold(0, 11, taken)
     weights = [pool.states[1][0, :, :11] for pool in (packed, exact)]
     torch.testing.assert_close(*weights)

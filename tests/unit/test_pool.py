@@ -8,6 +8,8 @@ from hypothesis import strategies as st
 
 from scissorhands.budget import BudgetRequest, Grant, ModelShape
 from scissorhands.cache import ResidentCache
+from scissorhands.compaction import evict
+from scissorhands.evidence import evidence_of
 from scissorhands.grant import PolicyRequest, grant
 from scissorhands.layer_pool import LayerPool
 from scissorhands.row import Row
@@ -158,7 +160,7 @@ def test_compacting_moves_each_heads_own_slots_to_the_front():
     for state in pool.states:
         state[1, :, 7:] = 0  # The eighth slot is free.
     keep = np.array([[1, 0, 1, 0, 0], [0, 1, 1, 0, 0], [0, 0, 0, 1, 1]], dtype=bool)
-    taken = pool.evict(1, 7, keep)
+    (taken,) = evict([pool], 1, [7], [keep])
     # The slots from the sixth on came after the snapshot, and stay.
     expected = [[0, 2, 5, 6], [11, 12, 15, 16], [23, 24, 25, 26]]
     gone = [[1, 3, 4], [10, 13, 14], [20, 21, 22]]
@@ -176,7 +178,8 @@ def test_compacting_moves_each_heads_own_slots_to_the_front():
 
 def test_what_was_taken_and_evidence_are_copies():
     pool = layer_pool(rows=1)
-    evidence, taken = pool.evidence(0, 4, 4), pool.evict(0, 4, np.array([[0, 0, 1, 1]] * 3, dtype=bool))
+    (evidence,) = evidence_of([pool], 0, [4], 4)
+    (taken,) = evict([pool], 0, [4], [np.array([[0, 0, 1, 1]] * 3, dtype=bool)])
     for tensor in pool.tensors():
         tensor.fill_(1)
     assert not taken.keys.any()
