@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import torch
 from transformers import PreTrainedModel
 
+from scissorhands.captured import CapturedSteps
 from scissorhands.peek import PeekView
 from scissorhands.row import Row
 from scissorhands.view import Before, StepView
@@ -22,6 +23,7 @@ class ModelStep:
         self._model = model
         # Most models can skip the vocabulary projection of all but the last tokens.
         self._skips = "logits_to_keep" in inspect.signature(model.forward).parameters
+        self._captured = CapturedSteps(model, self._kept(1))
 
     def __call__(
         self, rows: Sequence[Row], tokens: Sequence[Sequence[int]], before: Before | None = None
@@ -37,7 +39,9 @@ class ModelStep:
         Returns:
             ``[rows, vocabulary]`` float32 logits after each row's last token, on the CPU.
         """
-        return self._read(StepView(rows, before), tokens, 1)[:, 0]
+        # What others do between layers is no part of a graph.
+        logits = self._captured(rows, tokens) if before is None else None
+        return self._read(StepView(rows, before), tokens, 1)[:, 0] if logits is None else logits
 
     def scores(self, rows: Sequence[Row], tokens: Sequence[Sequence[int]], last: int) -> torch.Tensor:
         """Do the same and return the logits after each of the ``last`` tokens: ``[rows, last, vocabulary]``."""
@@ -77,7 +81,10 @@ class ModelStep:
             position_ids=torch.tensor(positions, device=device),
             cache=view,
             use_cache=True,
-            **({"logits_to_keep": last} if self._skips else {}),
+            **self._kept(last),
         )
         logits: torch.Tensor = output.logits[:, -last:].float().cpu()
         return logits
+
+    def _kept(self, last: int) -> dict[str, int]:
+        return {"logits_to_keep": last} if self._skips else {}

@@ -1,5 +1,6 @@
 """Triton kernels for one new token a row, where there is a GPU. Without one, or without triton, torch does all."""
 
+from collections.abc import Hashable
 from importlib.util import find_spec
 
 import torch
@@ -12,6 +13,7 @@ from scissorhands.span import Span
 _AVAILABLE = torch.cuda.is_available() and find_spec("triton") is not None
 if _AVAILABLE:
     from scissorhands.kernels import launch
+    from scissorhands.kernels.launch import Places as Places
 
 
 def fits(pool: LayerPool, new: NewTokens) -> bool:
@@ -27,3 +29,26 @@ def fits(pool: LayerPool, new: NewTokens) -> bool:
 def attend(pool: LayerPool, span: Span, new: NewTokens, *, observe: bool) -> torch.Tensor:
     """Do what :func:`scissorhands.attention.attend` does, for new tokens that fit."""
     return launch.attend(pool, span, new, observe=observe)
+
+
+def capturable(device: torch.device) -> bool:
+    """Return whether decode steps on a device can be captured, as far as the device goes."""
+    return _AVAILABLE and device.type == "cuda"
+
+
+def kind_of(pool: LayerPool, group: int) -> Hashable | None:
+    """Return what the kernels of a layer are compiled for with ``group`` query heads to a KV head.
+
+    Layers of equal kinds and equal formats can be one batch. None where the kernels do not fit.
+    """
+    return launch.kernel_of(pool) if launch.fits(pool, group) else None
+
+
+def places(table: torch.Tensor, slots: torch.Tensor, steps: torch.Tensor, capacity: int) -> "Places":
+    """Return :class:`~scissorhands.kernels.launch.Places`."""
+    return launch.Places(table, slots, steps, capacity)
+
+
+def attend_at(pool: LayerPool, where: "Places", new: NewTokens) -> torch.Tensor:
+    """Do for rows anywhere what :func:`attend` does, on the current device, evidence included."""
+    return launch.attend_at(pool, where, new, observe=True)

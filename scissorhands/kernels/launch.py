@@ -26,7 +26,7 @@ _BLOCK = 2**13
 _INTERPRETED = bool(triton.knobs.runtime.interpret)
 
 
-class _Kernel(NamedTuple):
+class Kernel(NamedTuple):
     """What a layer's kernels are compiled for.
 
     Args:
@@ -117,7 +117,7 @@ def attend_at(pool: LayerPool, places: Places, new: NewTokens, *, observe: bool)
     Returns:
         ``[R, query_heads, 1, head_dim]``.
     """
-    kernel = _kernel(pool)
+    kernel = kernel_of(pool)
     rows, query_heads, _, head_dim = new.query.shape
     group = query_heads // kernel.heads
     _append(kernel, pool.codec, places, new)
@@ -155,7 +155,7 @@ def attend_at(pool: LayerPool, places: Places, new: NewTokens, *, observe: bool)
     return output.view(rows, query_heads, 1, head_dim)
 
 
-def _append(kernel: _Kernel, codec: LayerCodec | None, places: Places, new: NewTokens) -> None:
+def _append(kernel: Kernel, codec: LayerCodec | None, places: Places, new: NewTokens) -> None:
     keys, values = new.keys, new.values
     if codec is not None:
         keys, values = codec.keys.encode_rows(keys), codec.values.encode_rows(values)
@@ -167,13 +167,14 @@ def _append(kernel: _Kernel, codec: LayerCodec | None, places: Places, new: NewT
     )  # fmt: skip
 
 
-def _kernel(pool: LayerPool) -> _Kernel:
+def kernel_of(pool: LayerPool) -> Kernel:
+    """Return what the kernels of a layer that fits are compiled for."""
     kinds = {type(signal) for signal in pool.signals}
     halves = [signal.half for signal in pool.signals if isinstance(signal, LowCount | WindowMass)]
     keys, values = pool.layouts
     assert keys is not None
     assert values is not None
-    return _Kernel(
+    return Kernel(
         pool.keys.shape[1], pool.head_dim, pool.dtype, keys, values, max(halves, default=1),
         LowCount in kinds, WindowMass in kinds, LastAttention in kinds, Weight in kinds,
     )  # fmt: skip

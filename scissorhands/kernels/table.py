@@ -12,11 +12,14 @@ from scissorhands.signals import LastAttention, LowCount, Mass, Redundancy, Sign
 # follow. The kernels name the same (scissorhands.kernels.decode).
 _STATES = (Mass, LowCount, WindowMass, LastAttention, Weight)
 FIELDS = 3 + len(_STATES) + 2
+CAPACITY = FIELDS - 2
 # Signals that the kernels keep; redundancy is worked out when a snapshot is taken, and has no state.
 SIGNALS: frozenset[type[Signal]] = frozenset({*_STATES, Redundancy})
 # A row is cut into at most so many pieces, and no piece is smaller than this.
 _PIECES = 64
 _SMALLEST = 256
+# Fields of a place without a row. Nothing is read there, but its pieces are counted.
+NOWHERE = (*[0] * CAPACITY, 1, _SMALLEST)
 
 
 def piece_of(capacity: int) -> int:
