@@ -297,9 +297,10 @@ class Engine:
                     self._accept(task, scores)
             return
         count_attention(self._cache, len(rows), self._metrics)
-        for task, scores in zip(batch, logits, strict=True):
-            with self._guard([task]):
-                self._accept(task, scores)
+        with batch[0].outbox.burst():  # All have the same.
+            for task, scores in zip(batch, logits, strict=True):
+                with self._guard([task]):
+                    self._accept(task, scores)
         self._metrics.step.observe(time.monotonic() - began)
 
     def _decoding(self) -> list[Task]:

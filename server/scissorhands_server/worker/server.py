@@ -90,7 +90,7 @@ class Worker:
         registry = CollectorRegistry()
         ProcessCollector(registry=registry)
         metrics = WorkerMetrics(registry, loaded.info.name, settings.most_rows, settings.queue)
-        loop = asyncio.get_running_loop()
+        self._loop = loop = asyncio.get_running_loop()
         self._link = None
         if settings.manager:
             self._link = ManagerLink(settings.manager, metrics, settings.manager_deadline, settings.manager_credentials)
@@ -182,7 +182,7 @@ class Worker:
         if not (self._link and self._uploader and self._link.release(task.session_id)):
             return
         if task.turn and self._suspension:
-            task.loop.call_soon_threadsafe(self._suspension.end, task)
+            self._loop.call_soon_threadsafe(self._suspension.end, task)
         else:
             self._uploader.end(task.session_id, discard=not keep_evicted, quality=task.quality.message())
 

@@ -28,6 +28,7 @@ from scissorhands_server.worker.engine import Engine
 from scissorhands_server.worker.link import ManagerLink
 from scissorhands_server.worker.loading import LoadedModel
 from scissorhands_server.worker.metrics import WorkerMetrics
+from scissorhands_server.worker.outbox import Outbox
 from scissorhands_server.worker.prefixes import Prefixes
 from scissorhands_server.worker.recalling import Recalling
 from scissorhands_server.worker.report import finish_message
@@ -77,6 +78,7 @@ class GenerationHost:
         self._worker_id = worker_id
         self._suspension = suspension
         self._prefixes = prefixes
+        self._outbox = Outbox(asyncio.get_running_loop())
         # Tokenizing a long prompt takes a while, and a tokenizer may not be used by two threads at once.
         self._tokenizing = ThreadPoolExecutor(max_workers=1, thread_name_prefix="tokenizer")
         self._shape = model_shape(loaded.info)
@@ -210,7 +212,7 @@ class GenerationHost:
             codec=granted.codec,
             sampler=Sampler(checked.sampling),
             text=TextStream(self.loaded.tokenizer, checked.stop),
-            loop=asyncio.get_running_loop(),
+            outbox=self._outbox,
             arrived=arrived,
             shadowed=shadowed if checked.shadow is None else checked.shadow,
             turn=turn,

@@ -10,6 +10,7 @@ from scissorhands.errors import EngineError, ScissorhandsError
 from scissorhands.row import Row
 from scissorhands_server.worker.arriving import Arriving, Beginning
 from scissorhands_server.worker.kept_row import ParkedRow
+from scissorhands_server.worker.outbox import Outbox
 from scissorhands_server.worker.prefix import Prefix
 from scissorhands_server.worker.quality import Quality
 from scissorhands_server.worker.recalling import Recalling
@@ -116,7 +117,7 @@ class Task:
     codec: str
     sampler: Sampler
     text: TextStream
-    loop: asyncio.AbstractEventLoop
+    outbox: Outbox
     arrived: float
     shadowed: bool = False
     turn: Turn | None = None
@@ -204,7 +205,7 @@ class Task:
 
     def emit(self, event: Event) -> None:
         """Hand an event to the stream, from the engine's thread."""
-        self.loop.call_soon_threadsafe(self.events.put_nowait, event)
+        self.outbox.put(self.events, event)
 
     def token_digest(self, step: int) -> str:
         """Return the hex SHA-256 of the first ``step`` token ids; ``step`` never falls."""
