@@ -38,6 +38,8 @@ class Pool:
     ) -> None:
         signals = signals_for(grant, shape.group)
         self.rows = 0
+        # Measured when it has changed: a worker asks after every step.
+        self._allocated: int | None = None
         # By layer of the model; they go with the memory that they point at.
         self._cpu_calls: dict[int, list[Call]] = {}
         self._parts = shape.kv_heads if grant.by_head else 1
@@ -77,7 +79,7 @@ class Pool:
 
     def add_row(self) -> int:
         """Add an empty row and return its index. If memory runs out halfway, all layers stay as they were."""
-        self._cpu_calls.clear()
+        self._forget()
         with ExitStack() as undo:
             for layer in self.layers:
                 layer.add_row()
@@ -88,7 +90,7 @@ class Pool:
 
     def remove_row(self, row: int) -> None:
         """Remove a row; the last row takes its index. If memory runs out, the row is removed all the same."""
-        self._cpu_calls.clear()
+        self._forget()
         for layer in self.layers:
             layer.move_last_row(into=row)
         for layer in self.layers:
@@ -101,12 +103,20 @@ class Pool:
 
     def allocated_bytes(self) -> int:
         """Return the bytes of all tensors, measured on their storages."""
-        return sum(tensor.untyped_storage().nbytes() for layer in self.layers for tensor in layer.tensors())
+        if self._allocated is None:
+            storages = [tensor.untyped_storage() for layer in self.layers for tensor in layer.tensors()]
+            self._allocated = sum(storage.nbytes() for storage in storages)
+        return self._allocated
 
     def packed_bytes(self) -> int:
         """Return the bytes of packed keys and values, measured on their storages."""
         packed = [layer for layer in self.layers if isinstance(layer, LayerPool) and layer.codec is not None]
         return sum(tensor.untyped_storage().nbytes() for layer in packed for tensor in (layer.keys, layer.values))
+
+    def _forget(self) -> None:
+        """Forget what was found out about the memory, which is about to change."""
+        self._cpu_calls.clear()
+        self._allocated = None
 
 
 def layer_codec(name: str, shape: ModelShape, layer: int, statistics: Statistics | None) -> LayerCodec | None:
