@@ -116,14 +116,18 @@ class RowCodec(VectorCodec):
         return (tiles[0] if len(tiles) == 1 else torch.cat(tiles, dim=-2)).flatten(-2)
 
     def encode_each(self, blocks: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Encode all blocks as one, unless each head is encoded in its own way: many small ones take long to begin."""
-        if self.of_head(0) is not self or not blocks:
+        """Encode blocks of as many vectors as one, unless each head has its own way: small ones take long to begin."""
+        if self.of_head(0) is not self:
             return super().encode_each(blocks)
-        encoded = self.encode(torch.cat([block.flatten(0, -2) for block in blocks]))
-        head_dim, dtype = blocks[0].shape[-1], blocks[0].dtype
-        rows = encoded.view(-1, self.row_bytes(head_dim, dtype))
-        parts = torch.split(rows, [block.shape[:-1].numel() for block in blocks])
-        return [part.view(*block.shape[:-2], -1) for part, block in zip(parts, blocks, strict=True)]
+        alike: dict[torch.Size, list[int]] = {}
+        for index, block in enumerate(blocks):
+            alike.setdefault(block.shape[1:], []).append(index)
+        found: dict[int, torch.Tensor] = {}
+        for indices in alike.values():
+            own = [blocks[index] for index in indices]
+            encoded = torch.split(self.encode(torch.cat(own)), [len(block) for block in own])
+            found.update(zip(indices, encoded, strict=True))
+        return [found[index] for index in range(len(blocks))]
 
     def decode(self, data: torch.Tensor, count: int, head_dim: int, dtype: torch.dtype) -> torch.Tensor:
         """Decode row after row."""
