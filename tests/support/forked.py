@@ -8,7 +8,7 @@ import multiprocessing
 import os
 import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from multiprocessing.reduction import DupFd
 
@@ -29,14 +29,20 @@ class ForkedProgram:
         stdout: File descriptor that it prints to.
         stderr: File descriptor of its log; None takes ours.
         environment: Its environment variables. Those that libraries read when imported are those of the first program.
+        prepare: Called in its process before it begins; None calls nothing.
     """
 
     def __init__(
-        self, *words: str, stdout: int, stderr: int | None = None, environment: Mapping[str, str] = os.environ
+        self,
+        *words: str,
+        stdout: int,
+        stderr: int | None = None,
+        environment: Mapping[str, str] = os.environ,
+        prepare: Callable[[], object] | None = None,
     ) -> None:
         output = {1: DupFd(stdout), 2: DupFd(2 if stderr is None else stderr)}
         # No daemon of multiprocessing's: those may have no processes of their own.
-        self._process = _CONTEXT.Process(target=_run, args=(words, output, dict(environment)))
+        self._process = _CONTEXT.Process(target=_run, args=(words, output, dict(environment), prepare))
         self._process.start()
 
     @property
@@ -74,12 +80,19 @@ class ForkedProgram:
         self.send_signal(signal.SIGKILL)
 
 
-def _run(words: tuple[str, ...], output: dict[int, DupFd], environment: dict[str, str]) -> None:
+def _run(
+    words: tuple[str, ...],
+    output: dict[int, DupFd],
+    environment: dict[str, str],
+    prepare: Callable[[], object] | None,
+) -> None:
     for number, given in output.items():
         descriptor = given.detach()
         os.dup2(descriptor, number)
         os.close(descriptor)
     os.environ.clear()
     os.environ.update(environment)
+    if prepare is not None:
+        prepare()
     sys.argv = ["scissorhands", *words]
     main()

@@ -62,6 +62,10 @@ class RedisProcess:
     def address(self):
         return f"127.0.0.1:{self.port}"
 
+    @property
+    def pid(self):
+        return self._process.pid
+
     def add_options(self, *options):
         """Add words to its command line."""
         self._command += options
@@ -83,6 +87,10 @@ class RedisProcess:
     def resume(self):
         """Let it go on."""
         self._process.send_signal(signal.SIGCONT)
+
+    def ended(self):
+        """Tell whether it was started and is gone."""
+        return self._process is not None and self._process.poll() is not None
 
     def stop(self):
         """End it, whatever its state."""
@@ -111,9 +119,15 @@ class RedisProcess:
 
 
 class ManagerProcess:
-    """``scissorhands manager`` as a process of its own, on free ports unless told otherwise."""
+    """``scissorhands manager`` as a process of its own, on free ports unless told otherwise.
 
-    def __init__(self, **options):
+    Args:
+        prepare: Called in its process before it begins.
+        options: Its settings.
+    """
+
+    def __init__(self, prepare=None, **options):
+        self._prepare = prepare
         self._options = {"port": 0, "metrics_port": 0, **options}
         self._start()
 
@@ -134,7 +148,9 @@ class ManagerProcess:
         reading, writing = os.pipe()
         self._output = os.fdopen(reading)
         try:
-            self._process = ForkedProgram("manager", *words, stdout=writing, environment=environment)
+            self._process = ForkedProgram(
+                "manager", *words, stdout=writing, environment=environment, prepare=self._prepare
+            )
         finally:
             os.close(writing)
         self.lines = []
@@ -167,6 +183,10 @@ class ManagerProcess:
     def send(self, number):
         """Send it a signal."""
         self._process.send_signal(number)
+
+    def ended(self):
+        """Tell whether it is gone."""
+        return self._process.poll() is not None
 
     def wait(self):
         """Wait until it has ended, and return its exit status."""
