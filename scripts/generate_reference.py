@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 from reference_api import api_pages
+from reference_reliability import reliability_page
 from reference_settings import commands_page, settings_page
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
@@ -12,7 +13,12 @@ DOCS = Path(__file__).resolve().parent.parent / "docs"
 
 def render() -> dict[Path, str]:
     """Return the text of every generated page."""
-    pages = {"configuration.md": settings_page(), "commands.md": commands_page(), **api_pages()}
+    pages = {
+        "configuration.md": settings_page(),
+        "commands.md": commands_page(),
+        "reliability.md": reliability_page(),
+        **api_pages(),
+    }
     return {DOCS / name: content for name, content in pages.items()}
 
 
