@@ -68,7 +68,7 @@ class Batch:
         self.grant = granted
         self.rows = [self._cache.add_row(granted) for _ in range(count)]
         self._tokens = [[index + 100] for index in range(count)]
-        generator = torch.Generator().manual_seed(_SEED)
+        generator = torch.Generator(model.device).manual_seed(_SEED)
         pool = self.rows[0].pool
         for layer in pool.layers:
             _fill(layer, model_shape(model).head_dim, length, generator)
@@ -104,10 +104,10 @@ def _fill(layer: Any, head_dim: int, length: int, generator: torch.Generator) ->
         raise click.ClickException("layers that slide take the same memory at any budget; choose another model")
     rows, heads, slots = layer.positions.shape
     for tensor, side in ((layer.keys, 0), (layer.values, 1)):
-        exact = torch.randn(heads, slots, head_dim, generator=generator).to(tensor.device)
+        exact = torch.randn(heads, slots, head_dim, generator=generator, device=tensor.device)
         tensor.copy_(exact if layer.codec is None else layer.codec[side].encode_rows(exact))
     layer.positions.copy_(torch.linspace(0, length - 2, slots).int())
-    layer.states[0].copy_(torch.rand(rows, heads, slots, generator=generator))
+    layer.states[0].copy_(torch.rand(rows, heads, slots, generator=generator, device=generator.device))
 
 
 @click.command()
