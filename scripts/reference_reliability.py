@@ -19,6 +19,9 @@ the middle of answers. Whatever the fault, all cases promise that
 - nothing leaks: afterwards both workers answer as ever, gauges are back at zero, and processes that were not killed
   have neither much more memory nor many more descriptors.
 
+Three faults are less than their names: the clock jumps in the Python of manager and worker, and not in the store; what
+is lost on a line comes 0.2 s late, when TCP would send it again; and the store's full disk is a limit on its files.
+
 The command ends with status 1 if a promise does not hold. `--list` names the cases, `--all` tries all. A few are part
 of every test run."""
 _SOAK_COMMAND = """\

@@ -28,7 +28,6 @@ async def answers_cancelled(trial):
 @case(
     "200 clients ask at once, more than queue and rows hold",
     "Each is answered whole or refused at once with RESOURCE_EXHAUSTED.",
-    short=True,
 )
 async def client_storm(trial):
     questions = [trial.questions.short[number % 3] for number in range(200)]
@@ -48,7 +47,7 @@ async def slow_readers(trial):
     trial.allow(await slow, "OK")
 
 
-@case("Calls have deadlines of 50 ms", "They end with DEADLINE_EXCEEDED and leave nothing.", short=True)
+@case("Calls have deadlines of 50 ms", "They end with DEADLINE_EXCEEDED and leave nothing.")
 async def short_deadlines(trial):
     found = await trial.ask_all(trial.questions.long * 4, timeout=0.05)
     trial.allow(found, "DEADLINE_EXCEEDED", "OK")
@@ -85,8 +84,10 @@ async def no_descriptors(trial):
     begun = asyncio.gather(*(trial.ask(each, timeout=30) for each in trial.questions.long))
     await asyncio.sleep(0.1)
     process.rlimit(psutil.RLIMIT_NOFILE, (process.num_fds(), usual[1]))
-    new = await trial.ask_all(trial.questions.short[:3], timeout=3)
-    process.rlimit(psutil.RLIMIT_NOFILE, usual)
+    try:
+        new = await trial.ask_all(trial.questions.short[:3], timeout=3)
+    finally:
+        process.rlimit(psutil.RLIMIT_NOFILE, usual)
     trial.allow(await begun, "OK", "UNAVAILABLE")
     trial.allow(new, "OK", "UNAVAILABLE", "DEADLINE_EXCEEDED")
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import psutil
+from support.faults.stack import until
 
 _DAY = 86_400.0
 
@@ -31,7 +32,32 @@ class Fault:
 
 def _faults(*functions, felt=False, kills=False):
     named = [(function.__name__.removeprefix("_").replace("_", "-"), function) for function in functions]
-    return {name: Fault(name, asynccontextmanager(function), felt, kills) for name, function in named}
+    return {name: Fault(name, _held(function), felt, kills) for name, function in named}
+
+
+def _held(function):
+    """Return an async context manager of a generator, of which what follows its yield is done whatever happens."""
+
+    @asynccontextmanager
+    async def hold(stack, lane):
+        steps = function(stack, lane)
+        await anext(steps)
+        try:
+            yield
+        finally:
+            await anext(steps, None)
+
+    return hold
+
+
+async def _until_writes_are_refused(redis):
+    """Wait until a fault of the store has taken hold."""
+    await until(lambda: redis.command("SET", "probe", "x").startswith(b"-"), "the store to refuse writes", 10)
+
+
+async def _set(redis, setting, value):
+    reply = await asyncio.to_thread(redis.command, "CONFIG", "SET", setting, value)
+    assert reply == b"+OK\r\n", f"CONFIG SET {setting}: {reply!r}"
 
 
 async def _manager_killed(stack, lane):
@@ -93,9 +119,11 @@ def _configured(name, *, setting, value, usual):
     """Return a fault that is a setting of Redis's for a while."""
 
     async def hold(stack, lane):
-        await asyncio.to_thread(stack.redis.command, "CONFIG", "SET", setting, value)
+        await _set(stack.redis, setting, value)
+        await _until_writes_are_refused(stack.redis)
         yield
-        await asyncio.to_thread(stack.redis.command, "CONFIG", "SET", setting, usual)
+        await _set(stack.redis, setting, usual)
+        await asyncio.to_thread(stack.redis.command, "DEL", "probe")
 
     hold.__name__ = name
     return hold
@@ -108,18 +136,18 @@ _store_read_only = _configured("store_read_only", setting="min-replicas-to-write
 
 async def _store_disk_full(stack, lane):
     """Redis cannot write its snapshots, so that by its usual settings it takes no more writes."""
-    process, call = psutil.Process(stack.redis.pid), stack.redis.command
+    process, redis = psutil.Process(stack.redis.pid), stack.redis
     usual = process.rlimit(psutil.RLIMIT_FSIZE)
     process.rlimit(psutil.RLIMIT_FSIZE, (64, usual[1]))
-    await asyncio.to_thread(call, "CONFIG", "SET", "save", "1 1")
-    await asyncio.to_thread(call, "SET", "written", "once")
-    await asyncio.to_thread(call, "BGSAVE")
+    await _set(redis, "save", "1 1")
+    await asyncio.to_thread(redis.command, "BGSAVE")
+    await _until_writes_are_refused(redis)
     yield
     process.rlimit(psutil.RLIMIT_FSIZE, usual)
-    await asyncio.to_thread(call, "CONFIG", "SET", "save", "")
+    await _set(redis, "save", "")
     # After a snapshot that succeeds it takes writes again.
-    await asyncio.to_thread(call, "BGSAVE")
-    await asyncio.to_thread(call, "DEL", "written")
+    await asyncio.to_thread(redis.command, "BGSAVE")
+    await until(lambda: redis.command("DEL", "probe").startswith(b":"), "the store to take writes again", 10)
 
 
 def _line_fault(name, line, **changes):

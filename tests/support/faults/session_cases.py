@@ -20,7 +20,6 @@ def _resumed(trial: Trial, outcome, wanted):
 @case(
     "The worker that held a conversation's first turn is killed between turns",
     "The next turn goes on at another worker from the kept row.",
-    short=True,
 )
 async def worker_killed_between_turns(trial):
     async def between():
