@@ -3,6 +3,7 @@
 import json
 import os
 import platform
+import random
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -34,7 +35,10 @@ def environment() -> dict[str, Any]:
 def interleaved(
     cases: Mapping[str, Callable[[], object]], rounds: int, description: str = "", warmups: int = 1
 ) -> dict[str, list[float]]:
-    """Run the cases in turn, A B A B and so on, so that what else the machine does hits them alike.
+    """Run the cases in turn, so that what else the machine does hits them alike.
+
+    Each round has its own order, drawn with a fixed seed: what runs behind a case that leaves the processor's caches
+    cold, or another process awake, pays for that, and should not always be the same.
 
     Args:
         cases: What to run, by name.
@@ -46,8 +50,10 @@ def interleaved(
         The seconds of each run of each case.
     """
     seconds: dict[str, list[float]] = {name: [] for name in cases}
+    order, draw = list(cases.items()), random.Random(0)
     for index in track(range(warmups + rounds), description=description, transient=True):
-        for name, work in cases.items():
+        draw.shuffle(order)
+        for name, work in order:
             began = time.perf_counter()
             work()
             if index >= warmups:
