@@ -190,6 +190,26 @@ def test_what_was_taken_and_evidence_are_copies():
     assert np.issubdtype(evidence.signals["low_count"].dtype, np.integer)
 
 
+@pytest.mark.parametrize("policy", ["h2o", "fastgen", "snapkv"])
+def test_evidence_of_several_layers_is_that_of_each(policy):
+    """Evidence that is its signals' state is copied in one call, and other evidence layer by layer."""
+    signals = signals_for(grant(BudgetRequest.tokens(32), PolicyRequest(policy), SHAPE), 1)
+    layers = [LayerPool(2, 3, slots, 4, signals, torch.float32, CPU) for slots in (8, 12, 9)]
+    generator = torch.Generator().manual_seed(1)
+    for layer in layers:
+        for tensor in layer.tensors():
+            tensor.copy_(torch.randint(1, 100, tensor.shape, generator=generator))
+    lengths = [8, 5, 0]
+    found = evidence_of(layers, 1, lengths, step=200)
+    for layer, length, own in zip(layers, lengths, found, strict=True):
+        expected = layer.evidence(1, length, step=200)
+        assert own.length == length
+        assert np.array_equal(own.positions, expected.positions)
+        assert own.signals.keys() == expected.signals.keys()
+        for name, value in expected.signals.items():
+            assert np.array_equal(own.signals[name], value), name
+
+
 def layer_pool(rows: int) -> LayerPool:
     """Return a layer with three heads of eight slots of four elements, and the default policy's signals."""
     return LayerPool(rows, 3, 8, 4, signals_for(GRANTS[0], 1), torch.float32, CPU)
