@@ -8,18 +8,21 @@ the same, but for ties, and the logits near to each other. Then a model of the s
 in bfloat16, decodes over caches of random keys and values, at contexts of 4,096 to 65,536 tokens and batches of 1 to 64
 rows, as far as the memory goes: over a full cache and under a budget of a fifth, evictions included.
 
-``budget_over_full`` is tokens per second at equal rows, the least and the most over all contexts and batches;
-``tokens_at_equal_memory`` is that of the most rows that were measured of each in the memory of the full cache's most
-rows, by context. ``bandwidth_share`` is the bytes that a step has to read at least (the weights once, and the slots in
-use of every row), over its time, as a share of what a copy on the device reads and writes in that time. Cells that the
-time (``--seconds``) does not allow are left out, and listed.
+``eager`` is the budget without CUDA graphs, which there are on a GPU alone; ``captured_over_eager`` is the gain, the
+least and the most. ``budget_over_full`` is tokens per second at equal rows, the least and the most over all contexts
+and batches; ``tokens_at_equal_memory`` is that of the most rows that were measured of each in the memory of the full
+cache's most rows, by context. ``bandwidth_share`` is the bytes that a step has to read at least (the weights once, and
+the slots in use of every row), over its time, as a share of what a copy on the device reads and writes in that time.
+Cells that the time (``--seconds``) does not allow are left out, and listed.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from statistics import median
 from time import perf_counter
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import click
 import torch
@@ -31,6 +34,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from benchmarks.batch import Batch
 from benchmarks.decode import steps
 from benchmarks.measuring import environment, interleaved, paired_ratio, save_plot, write_results
+from scissorhands import kernels
 from scissorhands.budget import BudgetRequest, Grant, ModelShape
 from scissorhands.cache import ResidentCache
 from scissorhands.grant import PolicyRequest, grant
@@ -183,8 +187,9 @@ def cells(shape: ModelShape, room: int, contexts: Sequence[int], batches: Sequen
     for rows in batches:
         for context in contexts:
             kept, whole = (granted.bytes for granted in grants(shape, context))
-            if rows * kept <= room:
-                yield Cell(context, rows, with_full=rows * (whole + kept) <= room)
+            # With graphs and without them.
+            if rows * 2 * kept <= room:
+                yield Cell(context, rows, with_full=rows * (whole + 2 * kept) <= room)
 
 
 def grants(shape: ModelShape, context: int) -> tuple[Grant, Grant]:
@@ -199,12 +204,18 @@ def measure(
     model: LlamaForCausalLM, shape: ModelShape, cell: Cell, rounds: int, weights: int, bandwidth: float
 ) -> list[dict[str, Any]]:
     """Measure a cell; return a row of results for each case."""
-    names = ("budget", "full") if cell.with_full else ("budget",)
+    names = ["budget", *(["full"] if cell.with_full else []), *(["eager"] if kernels.capturable(model.device) else [])]
     granted = dict(zip(("budget", "full"), grants(shape, cell.context), strict=True))
-    batches = {name: Batch(model, granted[name], cell.rows, cell.context) for name in names}
+    batches = {
+        name: Batch(model, granted["full" if name == "full" else "budget"], cell.rows, cell.context) for name in names
+    }
     # A run goes from one row's eviction to the next row's.
     period = max(4, granted["budget"].parameters.drop // cell.rows)
-    work = {name: (lambda own=own: steps(own, cell.rows, period)) for name, own in batches.items()}
+    work: dict[str, Callable[[], object]] = {
+        name: partial(steps, own, cell.rows, period) for name, own in batches.items()
+    }
+    if "eager" in work:
+        work["eager"] = patch.object(kernels, "capturable", return_value=False)(work["eager"])
     took = interleaved(work, rounds, f"{cell.context} tokens, {cell.rows} rows")
     tokens = {name: [cell.rows * period / seconds for seconds in own] for name, own in took.items()}
     return [
@@ -214,6 +225,7 @@ def measure(
             "case": name,
             "tokens_per_second": median(own),
             "over_full": paired_ratio(own, tokens["full"]) if "full" in tokens else None,
+            "over_eager": paired_ratio(own, tokens["eager"]) if "eager" in tokens else None,
             "cache_bytes": batches[name].bytes,
             "bandwidth_share": (weights + batches[name].bytes) * median(own) / cell.rows / bandwidth,
         }
@@ -223,10 +235,11 @@ def measure(
 
 def ratios_of(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
     """Return the figures that stand for a run."""
-    over = [row["over_full"] for row in rows if row["case"] == "budget" and row["over_full"] is not None]
     ratios = {"bandwidth_share_most": max(row["bandwidth_share"] for row in rows)}
-    if over:
-        ratios |= {"budget_over_full_least": min(over), "budget_over_full_most": max(over)}
+    for name, column in (("budget_over_full", "over_full"), ("captured_over_eager", "over_eager")):
+        over = [row[column] for row in rows if row["case"] == "budget" and row[column] is not None]
+        if over:
+            ratios |= {f"{name}_least": min(over), f"{name}_most": max(over)}
     for context in sorted({row["context"] for row in rows}):
         own = {
             case: [row for row in rows if (row["context"], row["case"]) == (context, case)]
@@ -246,7 +259,7 @@ def draw(rows: Sequence[dict[str, Any]]) -> Figure:
     contexts = sorted({row["context"] for row in rows})
     figure = Figure(figsize=(4 * len(contexts), 4), layout="constrained")
     for axes, context in zip(figure.subplots(1, len(contexts), squeeze=False)[0], contexts, strict=True):
-        for case in ("budget", "full"):
+        for case in dict.fromkeys(row["case"] for row in rows):
             own = _of(rows, context, case)
             axes.loglog([row["rows"] for row in own], [row["tokens_per_second"] for row in own], marker=".", label=case)
         axes.set_title(f"{context:,} tokens")
