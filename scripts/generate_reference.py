@@ -5,7 +5,6 @@ import sys
 from pathlib import Path
 
 from reference_api import api_pages
-from reference_reliability import reliability_page
 from reference_settings import commands_page, settings_page
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
@@ -16,7 +15,6 @@ def render() -> dict[Path, str]:
     pages = {
         "configuration.md": settings_page(),
         "commands.md": commands_page(),
-        "reliability.md": reliability_page(),
         **api_pages(),
     }
     return {DOCS / name: content for name, content in pages.items()}
